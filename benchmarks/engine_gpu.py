@@ -27,10 +27,9 @@ import torch
 from torch import Tensor, nn
 
 from ending import ends_with_children
-from fedspa.engine.describe import describe
-from fedspa.engine.layers import Weighted
+from fedspa.engine.chain import Weighted, describe
 from fedspa.engine.stacked import StackedEngine
-from fedspa.engine.stacked.batches import Draws
+from fedspa.engine.stacked.buffers import Draws
 from fedspa.engine.task import LocalTask
 from fedspa.learning.flat import FlatModel
 from fedspa.learning.models import build

@@ -35,7 +35,7 @@ import torch
 
 from brought.rows import ROWS, Row
 from ending import ends_with_children
-from fedspa.engine.names import EngineName
+from fedspa.engine import EngineName
 from local_step.cases import Case
 from local_step.processes import Refused, Worker
 from local_step.ready import Ready, ready

@@ -25,8 +25,8 @@ import torch
 from torch import nn
 
 from ending import ends_with_children
-from fedspa.engine.generic import GenericEngine
 from fedspa.engine.native import NativeEngine
+from fedspa.engine.per_example import PerExampleEngine
 from fedspa.engine.task import Engine, LocalTask
 from fedspa.learning.flat import FlatModel
 from fedspa.mechanisms.gaussian.plan import GaussianPlan
@@ -123,7 +123,7 @@ def vary(rounds: dict[int, Round], engine: str, repeats: int, cores: int) -> dic
 
 def prepare(each: Round, engine: str, cores: int) -> tuple[Engine, torch.Tensor, list[LocalTask]]:
     module = nn.Sequential(nn.Linear(INPUTS, each.hidden), nn.ReLU(), nn.Linear(each.hidden, CLASSES))
-    trainer: Engine = NativeEngine(module, cores) if engine == "native" else GenericEngine(module)
+    trainer: Engine = NativeEngine(module, cores) if engine == "native" else PerExampleEngine(module)
     plan = GaussianPlan(
         each.d, each.active, "l2", 1.0, "poisson", each.batch, RECORDS, each.steps, 1, 1.0, "add-remove", 1e-4
     )  # fmt: skip

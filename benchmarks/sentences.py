@@ -33,24 +33,6 @@ def gpu_jobs() -> dict[str, Any]:
     return {job["job"]: job for job in experiment("engine-gpu")["jobs"]}
 
 
-def reached_at_the_published_noise() -> str:
-    rows = [row for row in experiment("table-mnist")["rows"] if row["algorithm"] in ("fedspa", "dp-fed")]
-    reached = [row["published"]["accuracy_best"]["mean"] for row in rows if "published" in row]
-    return f"{min(reached):.0f} to {max(reached):.0f} %"
-
-
-def fedavg_bytes() -> str:
-    rows = experiment("table-mnist")["rows"]
-    return f"{next(row['published']['payload_bytes'] for row in rows if row['algorithm'] == 'fedavg'):,.0f} bytes"
-
-
-def at_the_central_delta() -> str:
-    first, patches = (
-        accuracy.reached(accuracy.kept_result(f"{name}-1e-5")) for name in ("mnist-best", "cifar10-patches")
-    )
-    return f"the first line reaches {first} % and the one on patches {patches} %"
-
-
 def speed_on_a_cpu() -> str:
     cases = benchmark("engine")["cases"]
     (opacus, cifar_opacus), (plain, cifar_plain) = (
@@ -60,17 +42,6 @@ def speed_on_a_cpu() -> str:
     return (
         f"on the paper's MNIST CNN {opacus:.2g} times as fast as Opacus's fastest mode and {plain:.2g} times as fast "
         f"as plain *non-private* PyTorch, on its CIFAR CNN {cifar_opacus:.2g} and {cifar_plain:.2g} times"
-    )
-
-
-def speed_on_a_gpu() -> str:
-    jobs = gpu_jobs()
-    (mnist, cifar), (plain, cifar_plain) = (
-        [jobs[job]["ms"][name]["median"] for job in (MNIST, CIFAR)] for name in ("stacked", "plain SGD, agents in turn")
-    )
-    return (
-        f"{mnist:.2g} ms on the MNIST CNN and {cifar:.2g} ms on the CIFAR CNN (TF32), where plain non-private PyTorch, "
-        f"agents in turn, takes {plain:.2g} and {cifar_plain:.2g}"
     )
 
 
@@ -149,17 +120,12 @@ SENTENCES: dict[str, tuple[str, Callable[[], str]]] = {
     "central": ("docs/accuracy.md", lines(accuracy.central)),
     "cnns": ("docs/accuracy.md", lines(accuracy.cnns)),
     "others": ("docs/accuracy.md", lines(accuracy.others)),
-    "front-sums": ("README.md", lines(accuracy.sums)),
     "front": ("README.md", lines(accuracy.front)),
     "uploads": ("docs/wire.md", lines(lambda: uploads.markdown(experiment("uploads")))),
     "uploads-coding": ("docs/wire.md", lambda: uploads.cost_of_coding(experiment("uploads"))),
     "uploads-sparsity": ("docs/wire.md", lambda: uploads.cost_of_sparsity(experiment("uploads"))),
     "gpu": ("docs/engine-gpu.md", lines(lambda: engine_gpu.table(experiment("engine-gpu")))),
-    "published-noise": ("README.md", reached_at_the_published_noise),
-    "fedavg-bytes": ("README.md", fedavg_bytes),
-    "front-central": ("README.md", at_the_central_delta),
     "cpu-speed": ("README.md", speed_on_a_cpu),
-    "gpu-speed": ("README.md", speed_on_a_gpu),
     "engine-again": ("docs/engine.md", a_second_run),
     "private-memory": ("docs/engine.md", memory_of_a_private_step),
     "gpu-l2": ("docs/engine-gpu.md", cost_of_l2_on_a_gpu),

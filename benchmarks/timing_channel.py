@@ -14,8 +14,8 @@ import time
 
 import torch
 
+from fedspa.engine import EngineName
 from fedspa.engine.choose import choose
-from fedspa.engine.names import EngineName
 from fedspa.engine.task import Engine, LocalTask
 from fedspa.examples import blank
 from fedspa.learning import models

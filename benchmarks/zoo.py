@@ -33,7 +33,7 @@ import fedspa
 import zoo_models
 from fedspa.engine.choose import choose
 from fedspa.engine.local import engine_rows
-from fedspa.engine.reference import ReferenceEngine
+from fedspa.engine.per_example import float64_reference
 from fedspa.errors import FedspaError, one_line
 from fedspa.examples import Examples, Tree, blanks, each_alone, in_float64
 from fedspa.learning.flat import FlatModel
@@ -203,7 +203,7 @@ def differences(module: torch.nn.Module, model: zoo_models.Model) -> dict[str, A
     rows = {"engine_float32": engine_rows(engine, theta, x, y, torch.arange(len(theta))).double()}
     try:
         wanted = plain(module, task, theta.double(), in_float64(x), in_float64(y))
-        rows["float64"] = torch.cat(list(ReferenceEngine(module, task).rows(theta.double(), x, y, None)))
+        rows["float64"] = torch.cat(list(float64_reference(module, task).rows(theta.double(), x, y, None)))
         rows["plain_float32"] = alone
     except RuntimeError:  # some layers do not run in float64, as those of mixtures of experts
         wanted = alone

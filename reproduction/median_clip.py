@@ -17,7 +17,7 @@ import math
 import torch
 from torch import Tensor
 
-from fedspa.engine.generic import GenericEngine
+from fedspa.engine.per_example import PerExampleEngine
 from fedspa.examples import moved, taken
 from fedspa.runs.config import load
 from fedspa.runs.setup import Simulated, prepare
@@ -34,7 +34,7 @@ def median_clip(job: Simulated) -> float:
     chosen = [i for held in holdings[:AGENTS] for i in held[:RECORDS]]
     index = torch.tensor(chosen)
     x, y = (moved(taken(tree, index), theta.device) for tree in train)
-    rows = torch.cat(list(GenericEngine(model.module, model.task).rows(theta, x, y, None)))
+    rows = torch.cat(list(PerExampleEngine(model.module, model.task).rows(theta, x, y, None)))
     if plan.clip == "coordinate":
         magnitudes = rows.abs()
         return float(magnitudes[magnitudes > 0].median())

@@ -10,7 +10,7 @@ from torch import nn
 
 from brought.rows import ROWS as BROUGHT
 from brought.rows import Row, built_in
-from fedspa.engine.names import EngineName
+from fedspa.engine import EngineName
 from fedspa.engine.native import supports
 from fedspa.privacy.event import Neighbours, Sampling
 

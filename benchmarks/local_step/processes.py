@@ -19,7 +19,7 @@ from local_step.rivals import rival
 from local_step.turns import Turn
 
 CONTEXT = multiprocessing.get_context("forkserver")
-CONTEXT.set_forkserver_preload(["torch", "opacus.grad_sample", "fedspa.engine.native", "fedspa.engine.generic"])
+CONTEXT.set_forkserver_preload(["torch", "opacus.grad_sample", "fedspa.engine.native", "fedspa.engine.per_example"])
 
 
 class Refused(Exception):

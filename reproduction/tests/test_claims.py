@@ -14,7 +14,7 @@ from sample_plans import CIFAR, MNIST
 from fedspa.algorithms.cpsgd.plan import Adversary, BinomialPlan, trials_for_compression
 from fedspa.data import datasets
 from fedspa.data.participation import schedule
-from fedspa.engine.generic import GenericEngine
+from fedspa.engine.per_example import PerExampleEngine
 from fedspa.learning import models
 from fedspa.mechanisms.clipping import clip_rows
 from fedspa.mechanisms.gaussian.event import GaussianEvent
@@ -199,7 +199,7 @@ def _first_gradients(data: datasets.Dataset, seed: int) -> torch.Tensor:
     """|g| of every coordinate for 30 examples at the first model."""
     module = models.build("mnist-cnn", data.input_shape, 10, seed)
     theta = torch.nn.utils.parameters_to_vector(module.parameters()).detach()
-    return torch.cat(list(GenericEngine(module).rows(theta, data.train_x[:30], data.train_y[:30], None))).abs()
+    return torch.cat(list(PerExampleEngine(module).rows(theta, data.train_x[:30], data.train_y[:30], None))).abs()
 
 
 def test_about_half_of_the_coordinates_have_no_gradient() -> None:

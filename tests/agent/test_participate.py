@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 import torch
-from fedspa.runs.played import played
 from small_runs import ALGORITHMS, small
 from torch import Tensor
 
@@ -24,6 +23,7 @@ from fedspa.algorithms import Agent
 from fedspa.errors import PayloadError
 from fedspa.runs.config import load
 from fedspa.runs.setup import Simulated, prepare
+from fedspa.runs.simulate import simulate_uploads
 from fedspa.server.coordinator import Coordinator
 
 POLICY = Policy(1000.0, 1e-3, "add-remove", 0.01, 1000, 1000, 1.0, ("l2", "coordinate"))
@@ -70,7 +70,9 @@ def test_a_list_pays_in_one_write_and_trains_as_one_piece(site: Site, monkeypatc
     monkeypatch.setattr(Ledger, "transaction", lambda self: writes.append("write") or write(self))
     agents = {name: site.agent(number) for number, name in enumerate(("a", "b", "c"))}
     with Ledger.open(site.path) as ledger:
-        payloads = participate(site.invitation(), agents, partial(played, engine=site.job.engine), ledger, POLICY.cap)
+        payloads = participate(
+            site.invitation(), agents, partial(simulate_uploads, engine=site.job.engine), ledger, POLICY.cap
+        )
         entries = [ledger.find(name, "run", "round-0") for name in agents]
     assert site.trained == [[0, 1, 2]]
     assert writes == ["write", "write"]  # all entries, then all marks
@@ -91,7 +93,7 @@ def test_an_update_that_is_not_finite_ends_a_simulation_and_no_deployment(site: 
 
     invitation = replace(invitation, algorithm=replace(invitation.algorithm, respond=broken))
     with pytest.raises(PayloadError):
-        participate(invitation, {"a": site.agent(0)}, partial(played, engine=site.job.engine), None, None)
+        participate(invitation, {"a": site.agent(0)}, partial(simulate_uploads, engine=site.job.engine), None, None)
     assert site.once(invitation).startswith(b"FSPA")
 
 

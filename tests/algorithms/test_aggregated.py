@@ -11,10 +11,9 @@ from sample_plans import GAUSSIAN_PLAN, SHARED_PLAN
 from torch import Tensor, nn
 
 from fedspa.algorithms import Agent, Terms, aggregated, chosen
-from fedspa.engine.generic import GenericEngine
-from fedspa.engine.local import Together
+from fedspa.engine.local import BatchedGradients
 from fedspa.engine.native import NativeEngine, library
-from fedspa.engine.reference import ReferenceEngine
+from fedspa.engine.per_example import PerExampleEngine, float64_reference
 from fedspa.engine.task import Engine
 from fedspa.engine.traced import trace_engine
 from fedspa.errors import PrivacyError
@@ -61,12 +60,12 @@ def traced() -> Engine:
     assert isinstance(who.x, Tensor)
     assert isinstance(who.y, Tensor)
     made = trace_engine(net(), Examples(who.x[:1], who.y[:1]), None, 1, torch.device("cpu"))
-    assert isinstance(made, Together)
+    assert isinstance(made, BatchedGradients)
     return made  # type: ignore[return-value]
 
 
 ENGINES = {
-    "generic": lambda: GenericEngine(net()),
+    "generic": lambda: PerExampleEngine(net()),
     "traced": traced,
     **{f"native {level}": lambda level=level: NativeEngine(net(), 2, level) for level in library.LEVELS},
 }
@@ -77,7 +76,7 @@ ENGINES = {
 def test_every_engine_adds_up_what_the_reference_does(name: str, terms: Terms) -> None:
     """Each record's gradient is cut and rounded in float32: a few of 2²⁴ units, forty times."""
     who = agent()
-    truth = sum_of(ReferenceEngine(net()), terms, who)
+    truth = sum_of(float64_reference(net()), terms, who)
     found = sum_of(ENGINES[name](), terms, who)
     assert found.shape == truth.shape == (terms.active,)
     assert np.abs(truth).max() > CLIP_UNITS / 10
@@ -120,12 +119,12 @@ def test_a_mask_that_leads_outside_is_refused() -> None:
 def test_the_sum_of_shares_is_read_as_the_mean_of_updates(terms: Terms) -> None:
     """Against plain clipped gradients: what is left is the noise of three shares."""
     module = net()
-    theta, agents, engine = FlatModel(module).flatten(), [agent(i) for i in range(3)], GenericEngine(module)
+    theta, agents, engine = FlatModel(module).flatten(), [agent(i) for i in range(3)], PerExampleEngine(module)
     answers = list(FED_SPA.respond(theta, terms, agents, engine))
     assert [answer.values.dtype for answer in answers] == [np.int64] * 3
     assert FED_SPA.mean is not None
     update = FED_SPA.mean(sum(answer.values for answer in answers), 3, terms)
-    sums = sum(sum_of(ReferenceEngine(module), terms, who) for who in agents)
+    sums = sum(sum_of(float64_reference(module), terms, who) for who in agents)
     exact = -terms.local_lr * terms.scale * sums * PLAN.clip_value / CLIP_UNITS / (3 * RECORDS)
     noise = terms.update_noise / np.sqrt(3)
     away = (update.values - exact) / noise
@@ -140,7 +139,7 @@ def test_the_sum_of_shares_is_read_as_the_mean_of_updates(terms: Terms) -> None:
 def test_noise_is_of_a_share_and_of_the_agents_key() -> None:
     """A step so coarse that what is sent is noise: of the share's deviation, another for another key."""
     quiet = replace(DENSE, steps=replace(PLAN, active=DIMENSION, bound=1, records=RECORDS))
-    theta, engine = FlatModel(net()).flatten(), GenericEngine(net())
+    theta, engine = FlatModel(net()).flatten(), PerExampleEngine(net())
     first, again, other = (
         next(FED_SPA.respond(theta, quiet, [replace(agent(), key=bytes([key] * 32))], engine)).values
         for key in (1, 1, 2)
@@ -165,7 +164,7 @@ def test_a_record_without_a_gradient_counts_as_zero_and_tells_nobody(caplog: pyt
     who = agent()
     assert isinstance(who.x, Tensor)
     who.x[3] = torch.nan
-    theta, engine = FlatModel(net()).flatten(), GenericEngine(net())
+    theta, engine = FlatModel(net()).flatten(), PerExampleEngine(net())
     answer = next(FED_SPA.respond(theta, TERMS, [who], engine))
     without = replace(who, x=torch.cat([who.x[:3], who.x[4:]]), y=torch.cat([who.y[:3], who.y[4:]]))  # type: ignore[index]
     assert np.array_equal(answer.values, next(FED_SPA.respond(theta, TERMS, [without], engine)).values)
@@ -175,4 +174,4 @@ def test_a_record_without_a_gradient_counts_as_zero_and_tells_nobody(caplog: pyt
 def test_a_plan_of_another_mechanism_is_refused() -> None:
     terms = replace(TERMS, steps=replace(GAUSSIAN_PLAN, dimension=DIMENSION))
     with pytest.raises(PrivacyError, match="no plan of a sum"):
-        next(FED_SPA.respond(FlatModel(net()).flatten(), terms, [agent()], GenericEngine(net())))
+        next(FED_SPA.respond(FlatModel(net()).flatten(), terms, [agent()], PerExampleEngine(net())))

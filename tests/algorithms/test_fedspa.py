@@ -12,8 +12,8 @@ import torch
 from torch import nn
 
 from fedspa.algorithms import ALGORITHMS, Agent, Terms
-from fedspa.engine.generic import GenericEngine
 from fedspa.engine.native import NativeEngine, library
+from fedspa.engine.per_example import PerExampleEngine
 from fedspa.engine.task import LocalResult, LocalTask, ReadsRows
 from fedspa.errors import PrivacyError
 from fedspa.learning.flat import FlatModel
@@ -58,7 +58,7 @@ def test_a_round_is_algorithm_1() -> None:
     model = FlatModel(net().double())
     theta = model.flatten().double()
     someone, announced = agent(7), terms()
-    (update,) = ALGORITHMS["fedspa"].respond(FlatModel(net()).flatten(), announced, [someone], GenericEngine(net()))
+    (update,) = ALGORITHMS["fedspa"].respond(FlatModel(net()).flatten(), announced, [someone], PerExampleEngine(net()))
 
     omega = torch.from_numpy(active_coordinates(someone.mask_seed, D, K))  # line 5
     mask = torch.zeros(D, dtype=torch.float64).index_fill(0, omega, 1.0)
@@ -96,7 +96,7 @@ def test_the_noise_of_an_update_is_what_the_server_expects(mask: str) -> None:
     tiny = plan(clip_value=1e-6, noise_multiplier=50.0)
     announced = terms(steps=tiny, mask=mask, mask_seed=None if mask == "per-agent" else bytes(16))
     updates = ALGORITHMS["fedspa"].respond(
-        FlatModel(net()).flatten() * 0, announced, [agent(i) for i in range(200)], GenericEngine(net())
+        FlatModel(net()).flatten() * 0, announced, [agent(i) for i in range(200)], PerExampleEngine(net())
     )
     values = np.concatenate([update.values for update in updates])
     factor = D / K if mask == "per-agent" else 1.0
@@ -118,7 +118,7 @@ def test_records_among_those_of_others_make_the_same_update(algorithm: str, nati
     """Whether the engine reads them where they are or not."""
     if native and library.library() is None:
         pytest.skip("the native engine was not built")
-    engine = NativeEngine(net(), 1) if native else GenericEngine(net())
+    engine = NativeEngine(net(), 1) if native else PerExampleEngine(net())
     assert isinstance(engine, ReadsRows) == native
     someone, announced = agent(7), terms() if algorithm == "fedspa" else terms(steps=FREE)
     assert among_others(someone).records == someone.records
@@ -130,7 +130,7 @@ def test_records_among_those_of_others_make_the_same_update(algorithm: str, nati
 
 
 def test_masks_are_the_agents_own_or_everyones() -> None:
-    theta, engine = FlatModel(net()).flatten(), GenericEngine(net())
+    theta, engine = FlatModel(net()).flatten(), PerExampleEngine(net())
     agents = [agent(0), agent(1)]
     own = list(ALGORITHMS["fedspa"].respond(theta, terms(), agents, engine))
     assert own[0].mask_seed != own[1].mask_seed
@@ -142,12 +142,12 @@ def test_masks_are_the_agents_own_or_everyones() -> None:
 def test_honest_updates_stay_within_the_plausible_bound(clip: str) -> None:
     announced = terms(steps=plan(clip=clip, clip_value=0.4, clip_rule="quantile"))
     agents = [replace(agent(i), x=agent(i).x * 1e3) for i in range(20)]
-    for update in ALGORITHMS["fedspa"].respond(FlatModel(net()).flatten(), announced, agents, GenericEngine(net())):
+    for update in ALGORITHMS["fedspa"].respond(FlatModel(net()).flatten(), announced, agents, PerExampleEngine(net())):
         assert np.abs(update.values).max() < announced.update_bound
 
 
 def test_fedavg_and_dp_fed_upload_every_coordinate() -> None:
-    theta, engine = FlatModel(net()).flatten(), GenericEngine(net())
+    theta, engine = FlatModel(net()).flatten(), PerExampleEngine(net())
     for name, announced in (
         ("fedavg", terms(steps=replace(FREE, active=D))),
         ("dp-fed", terms(steps=plan(active=D))),
@@ -164,7 +164,7 @@ def test_a_record_more_changes_no_other_records_chance() -> None:
     more = replace(one, x=torch.cat([one.x, one.x[:1]]), y=torch.cat([one.y, one.y[:1]]))
     seen: list[LocalTask] = []
 
-    class Watching(GenericEngine):
+    class Watching(PerExampleEngine):
         def train(self, theta: torch.Tensor, tasks: Sequence[LocalTask]) -> list[LocalResult]:
             seen.extend(tasks)
             return super().train(theta, tasks)
@@ -179,4 +179,6 @@ def test_fixed_batches_of_fewer_records_than_the_plan_names_are_refused() -> Non
     few = replace(agent(0), x=agent(0).x[:-1], y=agent(0).y[:-1])
     fixed = plan(sampling="fixed", neighbours="replace-one")
     with pytest.raises(PrivacyError, match=f"{M - 1} records"):
-        list(ALGORITHMS["fedspa"].respond(FlatModel(net()).flatten(), terms(steps=fixed), [few], GenericEngine(net())))
+        list(
+            ALGORITHMS["fedspa"].respond(FlatModel(net()).flatten(), terms(steps=fixed), [few], PerExampleEngine(net()))
+        )

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from fedspa.algorithms import ALGORITHMS, Agent, Terms
-from fedspa.engine.generic import GenericEngine
+from fedspa.engine.per_example import PerExampleEngine
 from fedspa.learning.flat import FlatModel
 from fedspa.mechanisms.gaussian.plan import GaussianPlan
 from fedspa.randomness.streams import agent_key, mask_seed
@@ -35,7 +35,7 @@ def answers(bad: dict[int, int]) -> list[Update]:
         x = torch.randn(M, 10, generator=torch.Generator().manual_seed(number))
         x[: bad.get(number, 0), 5] = math.nan
         agents.append(Agent(number, x, torch.arange(M) % 3, mask_seed(ROOT, 7, number), agent_key(ROOT, 7, number)))
-    return list(ALGORITHMS["fedspa"].respond(FlatModel(net).flatten(), TERMS, agents, GenericEngine(net)))
+    return list(ALGORITHMS["fedspa"].respond(FlatModel(net).flatten(), TERMS, agents, PerExampleEngine(net)))
 
 
 def test_the_agent_that_has_bad_records_is_told(caplog: pytest.LogCaptureFixture) -> None:

@@ -20,11 +20,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fedspa.engine.generic import GenericEngine
 from fedspa.engine.local import Gradients
 from fedspa.engine.native import NativeEngine, library
 from fedspa.engine.native import supports as native_supports
-from fedspa.engine.reference import ReferenceEngine
+from fedspa.engine.per_example import PerExampleEngine, float64_reference
 from fedspa.engine.stacked import StackedEngine
 from fedspa.engine.stacked import supports as stacked_supports
 from fedspa.engine.task import Engine, LocalTask
@@ -149,8 +148,8 @@ def case(name: str, seed: int = 0) -> tuple[nn.Module, Tensor, Tensor, Tensor]:
 def separating(net: nn.Module, x: Tensor) -> Iterator[Engine]:
     """The engines that can run this here."""
     shape = tuple(x.shape[1:])
-    yield GenericEngine(net)
-    yield ReferenceEngine(net)
+    yield PerExampleEngine(net)
+    yield float64_reference(net)
     if stacked_supports(net, shape) is None:
         yield StackedEngine(net, "cpu", tf32=False)
     if library.library() is not None and native_supports(net, shape) is None:
@@ -288,22 +287,18 @@ def test_the_kernels_of_a_gpu_hold_the_bound(name: str, clip: Clipping, tf32: bo
 @pytest.mark.parametrize("name", ["mlp 20-200", "cnn", "attention", "LSTM"])
 def test_the_generic_engine_on_a_gpu_promises_nothing_of_the_kind(name: str) -> None:
     net, theta, x, y = case(name)
-    engine = GenericEngine(net.cuda())
+    engine = PerExampleEngine(net.cuda())
     assert not engine.separates_records
     assert torch.cat(list(engine.rows(theta.cuda(), x.cuda(), y.cuda(), None))).shape == (RECORDS, len(theta))
 
 
 def test_a_site_takes_no_engine_that_does_not_keep_records_apart(monkeypatch: pytest.MonkeyPatch) -> None:
     trainer = pytest.importorskip("fedspa.flower.trainer")
-    monkeypatch.setattr(GenericEngine, "separates_records", False)
-    for engine in ("reference", "generic"):
-        trainer._TRAINERS.clear()
-        if engine == "reference":
-            assert (
-                trainer.trainer_for("logistic", blank((4,)), Classification(2), None, engine, 1, False).engine.name
-                == engine
-            )
-        else:
-            with pytest.raises(ConfigError, match=r"'generic' does not keep records apart"):
-                trainer.trainer_for("logistic", blank((4,)), Classification(2), None, engine, 1, False)
+    asked = ("logistic", blank((4,)), Classification(2), None, "generic", 1, False)
+    trainer._TRAINERS.clear()
+    assert trainer.trainer_for(*asked).engine.name == "generic"
+    trainer._TRAINERS.clear()
+    monkeypatch.setattr(PerExampleEngine, "separates_records", False)
+    with pytest.raises(ConfigError, match=r"'generic' does not keep records apart"):
+        trainer.trainer_for(*asked)
     trainer._TRAINERS.clear()

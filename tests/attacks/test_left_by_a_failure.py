@@ -14,10 +14,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from fedspa.engine import EngineName
 from fedspa.engine.choose import choose
-from fedspa.engine.generic import GenericEngine
-from fedspa.engine.names import EngineName
-from fedspa.engine.reference import ReferenceEngine
+from fedspa.engine.per_example import PerExampleEngine
 from fedspa.engine.scores import Scores
 from fedspa.engine.traced import TracedEngine
 from fedspa.errors import ConfigError
@@ -179,12 +178,12 @@ def records() -> tuple[Tensor, Tensor, Tensor]:
     return x, bad, torch.arange(RECORDS) % 3
 
 
-def rows(engine: GenericEngine | ReferenceEngine, theta: Tensor, x: Tensor, y: Tensor) -> Tensor:
+def rows(engine: PerExampleEngine, theta: Tensor, x: Tensor, y: Tensor) -> Tensor:
     given: Any = (x, torch.arange(len(y))) if engine.draws else x
     return torch.cat(list(engine.rows(theta.double() if engine.name == "reference" else theta, given, y, None)))
 
 
-def others_move(engine: GenericEngine | ReferenceEngine, module: nn.Module) -> bool:
+def others_move(engine: PerExampleEngine, module: nn.Module) -> bool:
     """Whether a bad record changes the gradient of any other."""
     (x, bad, y), theta = records(), FlatModel(module).flatten()
     before, after = rows(engine, theta, x, y), rows(engine, theta, bad, y)
@@ -199,14 +198,14 @@ def others_move(engine: GenericEngine | ReferenceEngine, module: nn.Module) -> b
 def test_a_record_that_fails_costs_no_other_its_gradient(make: Callable[[], Words], engine: EngineName) -> None:
     module = make()
     made = choose(engine, module, LIKE, "cpu", 1, exact=False)
-    assert isinstance(made, GenericEngine | ReferenceEngine)
+    assert isinstance(made, PerExampleEngine)
     assert not others_move(made, module)
 
 
 @pytest.mark.parametrize("make", LEAVING)
 def test_what_is_left_behind_would_be_in_the_gradients_of_others(make: Callable[[], Words]) -> None:
     module = make()
-    assert others_move(GenericEngine(module), module)
+    assert others_move(PerExampleEngine(module), module)
 
 
 @pytest.mark.filterwarnings("ignore::fedspa.MixingWarning")

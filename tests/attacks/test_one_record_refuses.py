@@ -17,9 +17,8 @@ from plain import unprotected
 from torch import Tensor, nn
 
 from fedspa.engine.choose import choose
-from fedspa.engine.generic import GenericEngine
 from fedspa.engine.native import NativeEngine, library
-from fedspa.engine.reference import ReferenceEngine
+from fedspa.engine.per_example import PerExampleEngine, float64_reference
 from fedspa.engine.scores import Scores
 from fedspa.engine.stacked import StackedEngine
 from fedspa.engine.task import Engine, LocalTask
@@ -68,8 +67,8 @@ DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 def engines(net: nn.Module, device: str) -> Iterator[Engine]:
     yield StackedEngine(net, device, tf32=False)
     if device == "cpu":
-        yield GenericEngine(net)
-        yield ReferenceEngine(net)
+        yield PerExampleEngine(net)
+        yield float64_reference(net)
 
 
 @pytest.mark.parametrize("clip", ["l2", "coordinate"])
@@ -130,7 +129,7 @@ def test_an_error_of_the_models_own_costs_its_record(guard: type[BaseException])
     )
     bad = x.clone()
     bad[7] = 11
-    for make in (GenericEngine, ReferenceEngine):
+    for make in (PerExampleEngine, float64_reference):
         torch.manual_seed(0)
         net = Words(guard)
         theta = FlatModel(net).flatten()
@@ -149,7 +148,7 @@ def test_without_privacy_it_is_an_error_of_one_line() -> None:
     net, x = words()
     theta, y = FlatModel(net).flatten(), torch.arange(RECORDS) % 3
     x[4, 1] = 10
-    for engine in (GenericEngine(net), ReferenceEngine(net), StackedEngine(net, "cpu", tf32=False)):
+    for engine in (PerExampleEngine(net), float64_reference(net), StackedEngine(net, "cpu", tf32=False)):
         with pytest.raises(DataError) as caught:
             engine.train(theta, [unprotected(task(theta, x, y, "l2", "given"))])
         assert "\n" not in str(caught.value)

@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from fedspa.data.persons import blank_person, grouped
+from fedspa.engine import EngineName
 from fedspa.engine.choose import choose
-from fedspa.engine.names import EngineName
 from fedspa.engine.task import Engine, LocalTask
 from fedspa.errors import ConfigError
 from fedspa.examples import Examples, Tree, blank, count, leaves, taken

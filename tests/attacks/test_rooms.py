@@ -33,11 +33,10 @@ from fedspa.agent.ledger.ledger import Ledger
 from fedspa.agent.participate import Refusal
 from fedspa.algorithms import ALGORITHMS, Agent, Terms
 from fedspa.algorithms.cpsgd.plan import BinomialPlan
-from fedspa.engine import places
+from fedspa.engine import local
 from fedspa.engine.choose import Choice
-from fedspa.engine.generic import GenericEngine
-from fedspa.engine.local import Together
-from fedspa.engine.places import Places
+from fedspa.engine.local import BatchedGradients, SlotAssignment
+from fedspa.engine.per_example import PerExampleEngine
 from fedspa.engine.traced import TracedEngine
 from fedspa.errors import ConfigError, DataError
 from fedspa.examples import blank
@@ -100,9 +99,10 @@ def test_without_room_poisson_batches_are_never_taken_together(tmp_path: Path) -
     without, roomy = (hospital(tmp_path / str(more), X[:N], Y[:N], **more) for more in ({}, {"room": ROOM}))
     for noise in ("secure", "exact"):
         alone = engine_of(without, POISSON, noise=noise)
-        assert (alone.name, isinstance(alone, Together)) == ("generic", False)
-        assert isinstance(engine_of(without, FIXED, noise=noise), Together)  # neighbours have equally many records
-        assert isinstance(engine_of(roomy, POISSON, noise=noise), Together)
+        assert (alone.name, isinstance(alone, BatchedGradients)) == ("generic", False)
+        # Neighbours have equally many records.
+        assert isinstance(engine_of(without, FIXED, noise=noise), BatchedGradients)
+        assert isinstance(engine_of(roomy, POISSON, noise=noise), BatchedGradients)
     choice = without.trainer(asked(POISSON), without.held(0)).choice
     assert "under Poisson sampling a site must then say for how many it has room" in choice.why
     assert any("name room in the node-config" in hint for hint in choice.hints)
@@ -139,7 +139,7 @@ def moved_to(line: int, other: int) -> tuple[Any, Dealt]:
     return np.insert(np.delete(np.arange(N), line), other, N), deal
 
 
-DEAL = places.dealt
+DEAL = local.assign_slots
 NEIGHBOURS = {
     **{f"Poisson, without {line}": (POISSON, line, *removed(line)) for line in (0, 12, N - 1)},
     "fixed, the last becomes the first": (FIXED, N - 1, *moved_to(N - 1, 0)),
@@ -193,8 +193,8 @@ def test_neighbours_answer_alike_up_to_what_the_record_adds(tmp_path: Path, monk
         monkeypatch.setattr(agent, "_root", lambda *_: root)
         found = []
         for site, dealing in sites:
-            assert isinstance(engine_of(site, plan), Together)
-            monkeypatch.setattr(places, "dealt", dealing)
+            assert isinstance(engine_of(site, plan), BatchedGradients)
+            monkeypatch.setattr(local, "assign_slots", dealing)
             gradients.append([])
             found.append(participate(site, asked(plan, root), THETA))
         return found
@@ -226,7 +226,7 @@ def test_every_way_to_deal_the_records_is_equally_likely(records: int) -> None:
     """Also where the room is full: else a record that leaves it would set the others free."""
     draws, found = 6000, Counter()
     for number in range(draws):
-        dealt = Places(records, 4, "poisson", number.to_bytes(32, "little"))
+        dealt = SlotAssignment(records, 4, "poisson", number.to_bytes(32, "little"))
         where, there = dealt.records(np.arange(4))
         assert there is not None
         found[tuple(np.where(there, where, -1).tolist())] += 1
@@ -238,7 +238,7 @@ def test_every_way_to_deal_the_records_is_equally_likely(records: int) -> None:
 
 def test_without_a_room_places_are_numbers() -> None:
     """So the simulator and a node that plays its agents draw what they always drew."""
-    plain = Places(5, None, "poisson", bytes(32))
+    plain = SlotAssignment(5, None, "poisson", bytes(32))
     where, there = plain.records(np.arange(5))
     assert (plain.count, where.tolist(), there) == (5, [0, 1, 2, 3, 4], None)
 
@@ -288,7 +288,7 @@ def test_an_engine_that_keeps_records_apart_by_itself_samples_them_all_the_same(
     x, y = site.held(0).examples
     seen: list[int] = []
 
-    class Watched(GenericEngine):
+    class Watched(PerExampleEngine):
         def rows(self, theta: Any, x: Any, y: Any, coordinates: Any) -> Any:
             seen.append(len(y))
             return super().rows(theta, x, y, coordinates)

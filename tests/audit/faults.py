@@ -19,8 +19,8 @@ from fedspa.audit.aggregation import Summed, answering
 from fedspa.audit.gaussian import FAINT, FAULTS, Batches, Release, Target, fresh_batches, release
 from fedspa.audit.probes import A, MakeEngine, Respond
 from fedspa.audit.run import Setting
-from fedspa.engine.generic import GenericEngine
 from fedspa.engine.local import CLIP_UNITS, ClippedSums
+from fedspa.engine.per_example import PerExampleEngine
 from fedspa.engine.task import Engine, LocalResult, LocalTask
 from fedspa.examples import taken
 from fedspa.mechanisms.base import Clipping
@@ -136,7 +136,7 @@ def broken(
     """`target` with that sampler and that release, in an engine that has them too, and mistakes of its own."""
 
     def make_engine(setting: Setting, module: nn.Module, input_shape: tuple[int, ...]) -> Engine:
-        return _BrokenEngine(GenericEngine(module), batches, release, largest, stale)
+        return _BrokenEngine(PerExampleEngine(module), batches, release, largest, stale)
 
     return replace(target, batches=batches, release=release, engine=make_engine)
 
@@ -147,7 +147,7 @@ class _BrokenEngine:
     the coordinates on which the records' gradients are largest, in place of those that the mask's seed names; with
     `stale` every step has the noise of the first."""
 
-    gradients: GenericEngine
+    gradients: PerExampleEngine
     batches: Batches
     release: Release
     largest: bool = False

@@ -40,8 +40,7 @@ from fedspa.audit.aggregation import (
 from fedspa.audit.result import UNBOUNDED, Question
 from fedspa.audit.run import FALSE_ALARM, Setting, of_config
 from fedspa.cli import app
-from fedspa.engine import native
-from fedspa.engine.names import EngineName
+from fedspa.engine import EngineName, native
 from fedspa.engine.task import Engine
 from fedspa.secagg.message import decode, encode
 from fedspa.secagg.session import Session

@@ -28,7 +28,7 @@ def test_values_and_defaults_are_those_of_the_code() -> None:
     assert '| `sampling` | `poisson` `fixed` | `"poisson"` |' in table
     assert "| `agents` | int, ≥ 1, ≤ 1e+07 | `10` |" in table
     assert "| `epsilon` | float, ≥ 1e-06, ≤ 1e+06 | – |" in table
-    assert "| `columns` | table | – |" in table
+    assert "| `table.columns` | table | – |" in table
     assert "| `seed` | int, ≥ 0, < 2^64 | `0` |" in table
     assert table.count("\n## [") + 1 == len(Config.model_fields)
 

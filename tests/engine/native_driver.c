@@ -3,8 +3,9 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#include "aes.h"
 #include "fedspa_native.h"
+#define LEVEL 3
+#include "streams_probe.c"
 
 static void *take(int64_t bytes) {
     void *room = malloc((size_t)bytes + 1);
@@ -16,13 +17,13 @@ static void give(const void *from, int64_t bytes) {
     if (bytes && fwrite(from, (size_t)bytes, 1, stdout) != 1) exit(3);
 }
 
-/* Words of a key, then values of a Gaussian. */
+/* Words of a key, then values of a Gaussian: by NEON, from the words of that level. */
 static void draw(int64_t level, const uint8_t *key, const int64_t *about) {
     const int64_t position = about[0], count = about[1];
     uint64_t *words = malloc(8 * (size_t)count);
     double *values = malloc(8 * (size_t)count);
-    fedspa_words(key, level, position, count, words);
-    fedspa_gaussian(key, level, position, count, values);
+    probe_words(key, level, position, count, words);
+    probe_gaussian(key, level, position, count, values);
     give(words, 8 * count);
     give(values, 8 * count);
     free(words);
@@ -30,7 +31,7 @@ static void draw(int64_t level, const uint8_t *key, const int64_t *about) {
 }
 
 struct sizes {
-    int64_t layers, input[3], dimension, straight, x, y, numbers, coordinates;
+    int64_t layers, input[3], dimension, x, y, numbers, coordinates;
 };
 
 /* A training; then, of a private one, the sum of all its records; then the logits of all that are held. */
@@ -78,7 +79,7 @@ int main(void) {
         task->y = y;
         task->numbers = n->numbers ? numbers : NULL;
         task->coordinates = n->coordinates ? coordinates : NULL;
-        struct fedspa_net *net = fedspa_net_new(layers, n->layers, n->input, n->dimension, n->straight);
+        struct fedspa_net *net = fedspa_net_new(layers, n->layers, n->input, n->dimension);
         if (!net) exit(4);
         for (int i = 0; i < 2; i++) train(levels[i], net, *task, theta, n->y);
         fedspa_net_free(net);

@@ -13,11 +13,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fedspa.engine import traced
+from fedspa.engine import Unsupported, combine, traced
 from fedspa.engine.choose import EngineName, choose, decide
-from fedspa.engine.generic import GenericEngine
 from fedspa.engine.native import library
-from fedspa.engine.obstacle import Obstacle, together
+from fedspa.engine.per_example import PerExampleEngine
 from fedspa.errors import ConfigError
 from fedspa.examples import Examples, blank
 from fedspa.learning.options import Options
@@ -185,7 +184,7 @@ ROWS: dict[str, Row] = {
         "traced",
         "plain chain",
         ("device in the node-config = 'cuda'",),
-        {"apart": "by place"},
+        {"isolation": "fixed-slot"},
         gpu=(9, 0),
         mended=CUDA,
         then="traced",
@@ -195,8 +194,8 @@ ROWS: dict[str, Row] = {
         "generic",
         "not traced: it takes records together, and under Poisson sampling a site must then say for how many",
         ("for traced: name room in the node-config",),
-        {"apart": "alone"},
-        mended={"apart": "by place"},
+        {"isolation": "per-example"},
+        mended={"isolation": "fixed-slot"},
         then="traced",
     ),
     "on a GPU": Row(chain, "stacked", FASTEST, ("stacked would be faster: run.tf32 = true",), CUDA, gpu=(9, 0)),
@@ -234,17 +233,10 @@ ROWS: dict[str, Row] = {
         "traced",
         "not stacked: on a GPU it does not keep records apart, and a site needs that",
         (),
-        {**CUDA, "apart": "by place", "tf32": True},
+        {**CUDA, "isolation": "fixed-slot", "tf32": True},
         gpu=(9, 0),
     ),
-    "LSTM on a GPU": Row(
-        Recurrent,
-        "generic",
-        "not stacked: it knows no layer LSTM ('lstm')",
-        ("generic would be faster: a layer without recurrence in place of layer 'lstm' (LSTM)",),
-        CUDA,
-        gpu=(9, 0),
-    ),
+    "LSTM on a GPU": Row(Recurrent, "generic", "not stacked: it knows no layer LSTM ('lstm')", (), CUDA, gpu=(9, 0)),
     "Dropout on a GPU": Row(
         lambda: chain(nn.Dropout(0.5)),
         "traced",
@@ -253,16 +245,6 @@ ROWS: dict[str, Row] = {
         CUDA,
         mended={"module": chain},
         then="stacked",
-        gpu=(9, 0),
-    ),
-    "Dropout on a GPU, forced": Row(
-        lambda: chain(nn.Dropout(0.5)),
-        "generic",
-        "run.engine = 'generic'",
-        ("run.engine = 'auto'", "generic would be faster: without layer '1' (Dropout)"),
-        {**CUDA, "name": "generic"},
-        mended={"name": "auto"},
-        then="traced",
         gpu=(9, 0),
     ),
     "neither CPU nor CUDA": Row(
@@ -307,12 +289,12 @@ def test_the_engine_and_why(row: Row) -> None:
     # What was passed over is refused in the same words.
     assert (choice.why == FASTEST) == (name == "auto" and not choice.passed)
     for passed, obstacle in choice.passed.items():
-        assert f"not {passed}: {obstacle.why}" in choice.why
+        assert f"not {passed}: {obstacle.reason}" in choice.why
         with pytest.raises(ConfigError) as refused:
             choose(passed, **asked)
-        assert obstacle.why in str(refused.value)
-        assert obstacle.mend in str(refused.value)
-        assert any(f"for {passed}: {obstacle.mend}" == hint for hint in choice.hints) == bool(obstacle.mend)
+        assert obstacle.reason in str(refused.value)
+        assert obstacle.fix in str(refused.value)
+        assert any(f"for {passed}: {obstacle.fix}" == hint for hint in choice.hints) == bool(obstacle.fix)
 
 
 @pytest.mark.parametrize("row", [name for name, row in ROWS.items() if row.mended is not None], indirect=True)
@@ -328,18 +310,18 @@ def test_obstacles_are_asked_for_once(monkeypatch: pytest.MonkeyPatch, fits: boo
     is."""
     asked: list[str] = []
 
-    def supports(*_: object) -> Obstacle:
+    def supports(*_: object) -> Unsupported:
         asked.append("native")
-        return Obstacle("it was asked")
+        return Unsupported("it was asked")
 
     def trace_engine(*given: Any, **_: object) -> object:
         asked.append(f"traced on {given[4]}")
-        return made if fits else Obstacle("it was asked")
+        return made if fits else Unsupported("it was asked")
 
-    made = GenericEngine(chain())
+    made = PerExampleEngine(chain())
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     monkeypatch.setattr("fedspa.engine.native.supports", supports)
-    monkeypatch.setattr("fedspa.engine.stacked.supports", lambda *_: Obstacle("it knows no such layer"))
+    monkeypatch.setattr("fedspa.engine.stacked.supports", lambda *_: Unsupported("it knows no such layer"))
     monkeypatch.setattr("fedspa.engine.stacked.engine.find_spec", lambda name: object())
     monkeypatch.setattr(traced, "trace_engine", trace_engine)
     choice = decide("auto", chain(), blank(SHAPE), "cpu", 1, exact=False)
@@ -366,6 +348,6 @@ def test_a_config_can_name_every_engine() -> None:
 
 
 def test_several_obstacles_are_mended_together_or_not_at_all() -> None:
-    first, second, last = Obstacle("a", "do A"), Obstacle("b", "do B"), Obstacle("c")
-    assert together([first, second]) == Obstacle("a; b", "do A; do B")
-    assert together([first, last]) == Obstacle("a; c", "")
+    first, second, last = Unsupported("a", "do A"), Unsupported("b", "do B"), Unsupported("c")
+    assert combine([first, second]) == Unsupported("a; b", "do A; do B")
+    assert combine([first, last]) == Unsupported("a; c", "")

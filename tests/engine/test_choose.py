@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 import torch
 from torch import Tensor, nn
@@ -12,7 +10,6 @@ from fedspa.engine import native
 from fedspa.engine.choose import EngineName, choose, decide
 from fedspa.engine.local import Gradients
 from fedspa.engine.native import library
-from fedspa.engine.stacked import StackedEngine
 from fedspa.errors import ConfigError
 from fedspa.examples import blank
 from fedspa.learning.flat import FlatModel
@@ -26,10 +23,10 @@ def test_auto_works_without_the_compiled_part(monkeypatch: pytest.MonkeyPatch) -
     assert choose("auto", PLAIN, blank((1, 2, 2)), "cpu", 2, exact=False).name == "traced"
     choice, missing = decide("auto", PLAIN, blank((1, 2, 2)), "cpu", 1, exact=False), library.missing()
     assert missing is not None
-    assert "compiled part" in missing.why
-    assert "install" in missing.mend
-    assert choice.why == f"not native: {missing.why}"
-    assert choice.hints[0] == f"for native: {missing.mend}"
+    assert "compiled part" in missing.reason
+    assert "install" in missing.fix
+    assert choice.why == f"not native: {missing.reason}"
+    assert choice.hints[0] == f"for native: {missing.fix}"
     with pytest.raises(ConfigError, match=r"run\.engine.*compiled part"):
         choose("native", PLAIN, blank((1, 2, 2)), "cpu", 2, exact=False)
 
@@ -41,22 +38,6 @@ def test_a_forced_engine_is_taken_or_refused() -> None:
         choose("native", EXOTIC, blank((1, 2, 2)), "cpu", 1, exact=False)
     with pytest.raises(ConfigError, match="allowed: auto, native"):
         choose("fast", PLAIN, blank((1, 2, 2)), "cpu", 1, exact=False)  # type: ignore[arg-type]
-
-
-def test_auto_takes_the_stacked_engine_on_a_gpu_where_it_can(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing is put on the device before the first training, so none is needed here."""
-    monkeypatch.setattr("fedspa.engine.stacked.engine.find_spec", lambda name: object())
-    chosen = choose("auto", PLAIN, blank((1, 2, 2)), "cuda", 2, exact=False, tf32=True)
-    assert isinstance(chosen, StackedEngine)
-    assert chosen.tf32
-
-
-def test_stacked_is_taken_where_it_is_forced_and_can_run() -> None:
-    plain = nn.Sequential(nn.Flatten(), nn.Linear(4, 2))
-    chosen = choose("stacked", plain, blank((1, 2, 2)), "cpu", 1, exact=False)
-    assert chosen.name == "stacked"
-    with pytest.raises(ConfigError, match=r"run\.engine = 'stacked'.*"):
-        choose("stacked", EXOTIC, blank((1, 2, 2)), "cpu", 1, exact=False)
 
 
 class Buffered(nn.Module):
@@ -138,30 +119,3 @@ def test_what_is_drawn_for_a_record_is_its_own(module: type[nn.Module], name: En
     torch.set_rng_state(before)
     list(engine.rows(theta, (x, seeds), y, None))
     assert torch.equal(before, torch.get_rng_state())
-
-
-class Standardising(nn.Module):
-    """Keeps nothing, and divides by zero where a record is constant."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Linear(4, 2)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = x.flatten(1)
-        return self.layer((x - x.mean(1, keepdim=True)) / x.std(1, keepdim=True))
-
-
-def test_a_model_of_each_record_by_itself_is_taken() -> None:
-    assert choose("generic", Standardising(), blank((4,)), "cpu", 1, exact=False).name == "generic"
-
-
-def test_what_native_cannot_run_is_traced_and_the_page_says_so() -> None:
-    """`auto` takes `generic` only where `traced` has an obstacle, too."""
-    module = nn.Sequential(nn.Conv2d(1, 4, 3), nn.GroupNorm(2, 4), nn.ReLU(), nn.Flatten(), nn.Linear(4, 3))
-    choice = decide("auto", module, blank((1, 3, 3)), "cpu", 1, exact=False)
-    assert choice.engine == "traced"
-    assert "native" in choice.passed
-    page = (Path(__file__).parents[2] / "docs/engine.md").read_text("utf-8")
-    section = " ".join(page.partition("## What it cannot do")[2].partition("##")[0].split())
-    assert "`auto` then takes `traced`, or `generic` where that cannot run the model either" in section

@@ -12,12 +12,11 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from native_nets import KEY, gradient_scale, nets, records, small_net, small_task
 from plain import plain
-from torch import Tensor, nn
-from torch.nn import functional
+from torch import nn
 
 from fedspa.engine.local import CLIP_UNITS
 from fedspa.engine.native import NativeEngine, library
-from fedspa.engine.reference import ReferenceEngine
+from fedspa.engine.per_example import float64_reference
 from fedspa.engine.task import LocalTask
 from fedspa.learning.flat import FlatModel
 from fedspa.mechanisms.base import Clipping
@@ -66,7 +65,7 @@ def test_one_step_agrees_with_the_reference(
     size = 2.0**12
     task = LocalTask(x, y, mask, 1.0, size * batch, plan, seed.to_bytes(32, "big"))  # type: ignore[arg-type]
     ours = NativeEngine(module, 1, level).train(theta, [task])[0].delta.double() / size
-    truth = ReferenceEngine(module).train(theta, [task])[0].delta.double() / size
+    truth = float64_reference(module).train(theta, [task])[0].delta.double() / size
     assert ours.shape == truth.shape == (k,)
     # Noise and sums above c round relative to their own size.
     tolerance = 1e-5 * bound + 1e-6 * truth.abs().max()
@@ -83,7 +82,7 @@ def test_a_whole_batch_at_the_bound(level: library.Level, clip: Clipping) -> Non
     task = LocalTask(x, y, None, 1.0, 20 * 2.0**12, plan, KEY)
     theta = torch.zeros(21)
     ours = NativeEngine(module, 1, level).train(theta, [task])[0].delta.double()
-    truth = ReferenceEngine(module).train(theta, [task])[0].delta
+    truth = float64_reference(module).train(theta, [task])[0].delta
     assert float(truth.abs().max()) / 2.0**12 > 5e-3  # of a sum that 20 records of 1e-3 can reach
     assert float((ours - truth).abs().max()) / 2.0**12 < 1e-5 * plan.clip_value
 
@@ -98,7 +97,7 @@ def test_clipped_sums_agree_with_the_reference(level: library.Level, clip: Clipp
     theta = FlatModel(module).flatten()
     bound = 0.3 * gradient_scale(module, x, y, clip)
     units, zeroed = NativeEngine(module, 1, level).clipped_sum(theta, x, y, clip, bound)
-    rows = [clip_rows(row, clip, bound) for row in ReferenceEngine(module).rows(theta.double(), x, y, None)]
+    rows = [clip_rows(row, clip, bound) for row in float64_reference(module).rows(theta.double(), x, y, None)]
     truth = torch.stack(rows).sum((0, 1)) if rows else torch.zeros(len(theta))
     assert zeroed == 0
     assert float((units * (bound / CLIP_UNITS) - truth).abs().max()) <= 1e-5 * bound + 1e-6 * float(truth.abs().max())
@@ -141,7 +140,7 @@ def test_whole_vectors_of_channels(level: library.Level, clip: Clipping | None, 
     )
     task = LocalTask(x, y, mask, 1.0, 9 * 2.0**12, plan, KEY)
     ours = NativeEngine(module, 1, level).train(theta, [task])[0].delta.double()
-    truth = ReferenceEngine(module).train(theta, [task])[0].delta
+    truth = float64_reference(module).train(theta, [task])[0].delta
     assert float((ours - truth).abs().max()) / 2.0**12 < 1e-5 * bound + 1e-6 * float(truth.abs().max()) / 2.0**12
 
 
@@ -161,21 +160,11 @@ def test_whole_training_agrees_with_the_reference(
     value = 0.02 if clip == "coordinate" else 0.5
     task = small_task(clip=clip, rule=rule, sampling=sampling, mask=mask, clip_value=value)
     ours = NativeEngine(small_net(), 1, level).train(theta, [task])[0]
-    truth = ReferenceEngine(small_net()).train(theta, [task])[0]
+    truth = float64_reference(small_net()).train(theta, [task])[0]
     # Eight steps with noise: the same records and the same noise, or they would be apart by 1e-3 and more.
     assert float(truth.delta.abs().max()) > 5e-3
     assert float((ours.delta - truth.delta).abs().max()) < 2e-6
     assert ours.clip_value == pytest.approx(truth.clip_value, rel=1e-4 if rule == "quantile" else 0)
-
-
-def test_fedavg_agrees_with_the_reference() -> None:
-    theta = FlatModel(small_net()).flatten()
-    private = small_task(steps=20)
-    task = LocalTask(private.x, private.y, None, 1.0, 0.1, plain("poisson", 6, 20), KEY)
-    ours = NativeEngine(small_net(), 1).train(theta, [task])[0]
-    truth = ReferenceEngine(small_net()).train(theta, [task])[0]
-    assert float((ours.delta - truth.delta).abs().max()) < 5e-6
-    assert ours.clip_value == 0.0
 
 
 def test_batches_larger_than_a_chunk_and_empty_ones() -> None:
@@ -186,24 +175,5 @@ def test_batches_larger_than_a_chunk_and_empty_ones() -> None:
         plan = GaussianPlan(len(theta), len(theta), "l2", 0.5, "poisson", batch, len(y), 4, 1, 0.5, "add-remove", 1e-3)
         task = LocalTask(x, y, None, 1.0, 0.05, plan, KEY)
         ours = NativeEngine(small_net(), 1).train(theta, [task])[0]
-        truth = ReferenceEngine(small_net()).train(theta, [task])[0]
+        truth = float64_reference(small_net()).train(theta, [task])[0]
         assert float((ours.delta - truth.delta).abs().max()) < 2e-6
-
-
-def test_functional_layers_and_nesting_are_traced() -> None:
-    class Net(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.features = nn.Sequential(nn.Sequential(nn.Conv2d(1, 3, 3)), nn.Identity())
-            self.head = nn.Linear(3 * 5 * 5, 4)
-
-        def forward(self, x: Tensor) -> Tensor:
-            h = functional.max_pool2d(torch.relu(self.features(x)), 2)
-            return self.head(torch.flatten(h, 1))
-
-    module = Net()
-    base = small_task()
-    theta = FlatModel(module).flatten()
-    task = LocalTask(base.x, base.y % 4, None, 1.0, 0.1, plain("poisson", 6, 3), KEY)
-    ours = NativeEngine(module, 1).train(theta, [task])[0].delta
-    assert float((ours - ReferenceEngine(module).train(theta, [task])[0].delta).abs().max()) < 1e-6

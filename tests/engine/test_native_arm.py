@@ -18,18 +18,18 @@ import numpy as np
 import pytest
 import torch
 from native_nets import KEY, records, small_net, small_task
+from native_probe import CSRC, probe
 from numpy.typing import NDArray
 from plain import plain
 from torch import Tensor, nn
 
 from fedspa.engine.native import NativeEngine, library
-from fedspa.engine.native.describe import describe
+from fedspa.engine.native.engine import describe
 from fedspa.engine.task import LocalTask
 from fedspa.learning.flat import FlatModel
 from fedspa.mechanisms.gaussian.plan import GaussianPlan
 from fedspa.randomness.streams import Stream
 
-CSRC = Path(library.__file__).with_name("csrc")
 ON_ARM = platform.machine() in ("aarch64", "arm64")
 COMPILER = shutil.which("cc" if ON_ARM else "aarch64-linux-gnu-gcc")
 EMULATOR = shutil.which("qemu-aarch64") or shutil.which("qemu-aarch64-static")
@@ -59,7 +59,7 @@ class Machine:
 
     def __init__(self, folder: Path) -> None:
         program, driver = folder / "driver", Path(__file__).with_name("native_driver.c")
-        flags = ["-std=gnu11", "-O3", "-Wno-psabi", "-pthread", f"-I{CSRC}"]
+        flags = ["-std=gnu11", "-O3", "-Wno-psabi", "-pthread", f"-I{CSRC}", f"-I{driver.parent}"]
         sources = [str(path) for path in sorted(CSRC.glob("*.c"))]
         static = [] if ON_ARM else ["-static"]
         subprocess.run([str(COMPILER), *flags, *static, *sources, str(driver), "-lm", "-o", str(program)], check=True)
@@ -98,9 +98,8 @@ def test_streams_are_those_of_python(machine: Machine) -> None:
 
 
 def _gaussians(key: bytes, position: int, count: int) -> NDArray[np.float64]:
-    loaded, values = library.library(), np.empty(count)
-    assert loaded is not None
-    loaded.fedspa_gaussian(key, library.number("plain"), position, count, values.ctypes.data)
+    values = np.empty(count)
+    probe("plain").probe_gaussian(key, library.number("plain"), position, count, values.ctypes.data)
     return values
 
 
@@ -171,11 +170,10 @@ def written(module: nn.Sequential, theta: Tensor, task: LocalTask) -> tuple[byte
     shape = tuple(x.shape[1:])
     layers, active = describe(module, shape), prepared.agent.task.active
     sides = shape if len(shape) == 3 else (math.prod(shape), 1, 1)
-    straight = task.plan is not None and 4 * active > len(theta)
     parts = [numbers, coordinates]
-    sizes = [len(layers), *sides, len(theta), straight, x.numel(), len(y), *(0 if p is None else len(p) for p in parts)]
+    sizes = [len(layers), *sides, len(theta), x.numel(), len(y), *(0 if p is None else len(p) for p in parts)]
     arrays = b"".join(p.numpy().tobytes() for p in (theta, x, y, *parts) if p is not None)
-    case = struct.pack("<11q", 1, *sizes) + b"".join(map(bytes, layers)) + arrays + bytes(prepared.agent.task)
+    case = struct.pack("<10q", 1, *sizes) + b"".join(map(bytes, layers)) + arrays + bytes(prepared.agent.task)
     return case, (active, len(y), module(x[:1]).shape[1])
 
 

@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from fedspa.engine.generic import GenericEngine
 from fedspa.engine.local import CLIP_UNITS
 from fedspa.engine.native import NativeEngine, library
+from fedspa.engine.per_example import PerExampleEngine
 from fedspa.engine.task import LocalTask
 from fedspa.learning.flat import FlatModel
 from fedspa.mechanisms.base import LARGEST_CLIP, SMALLEST_CLIP, Clipping
@@ -156,7 +156,7 @@ def test_derivatives_that_overflow_count_as_zero_as_in_the_generic_engine(
     x, y = torch.zeros(4, 1, 2, 2), torch.zeros(4, dtype=torch.int64)
     task = LocalTask(x, y, None, 1.0, 1.0, plan, bytes(32))
     ours, theirs = (
-        engine.train(theta, [task])[0] for engine in (NativeEngine(module, 1, level), GenericEngine(module))
+        engine.train(theta, [task])[0] for engine in (NativeEngine(module, 1, level), PerExampleEngine(module))
     )
     assert ours.zeroed == theirs.zeroed == 1
     assert torch.allclose(ours.delta, theirs.delta, rtol=1e-5, atol=1e-7)
@@ -174,7 +174,7 @@ def test_a_private_clip_stays_within_what_a_plan_allows(level: library.Level, bo
         plan = GaussianPlan(10, 10, "l2", bound, "fixed", 4, 4, 1, 1, 50.0, "replace-one", 1e-3, "quantile")
         task = LocalTask(x, y, None, 1.0, 1e-12, plan, bytes([seed]) * 32)
         ours = NativeEngine(module, 1, level).train(theta, [task])[0].clip_value
-        truth = GenericEngine(module).train(theta, [task])[0].clip_value
+        truth = PerExampleEngine(module).train(theta, [task])[0].clip_value
         assert SMALLEST_CLIP <= ours <= LARGEST_CLIP
         assert ours == pytest.approx(truth, rel=1e-6)
         stopped += ours == bound

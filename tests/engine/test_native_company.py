@@ -7,8 +7,8 @@ import torch
 from plain import plain
 from torch import Tensor, nn
 
-from fedspa.engine.generic import GenericEngine
 from fedspa.engine.native import NativeEngine, library
+from fedspa.engine.per_example import PerExampleEngine
 from fedspa.engine.task import LocalTask
 from fedspa.errors import DataError
 from fedspa.learning.flat import FlatModel
@@ -67,7 +67,7 @@ def test_parameters_in_another_order_move_once(level: library.Level, clip: Clipp
     plan = GaussianPlan(d, d, clip, 0.1, "fixed", 4, 4, 1, 1, 1.0, "replace-one", 1e-3)
     task = LocalTask(x, y, None, 1.0, 1.0, plan, bytes(32))
     ours, theirs = (
-        engine.train(theta, [task])[0].delta for engine in (NativeEngine(net, 1, level), GenericEngine(net))
+        engine.train(theta, [task])[0].delta for engine in (NativeEngine(net, 1, level), PerExampleEngine(net))
     )
     assert torch.allclose(ours, theirs, rtol=0, atol=1e-6)
 
@@ -84,7 +84,7 @@ def test_pooling_that_is_padded_on_one_axis(level: library.Level, padding: tuple
     theta = 0.3 * torch.randn(model.dimension, generator=generator)
     x, y = torch.randn(5, 1, 12, 12, generator=generator), torch.randint(0, 4, (5,), generator=generator)
     # A bound beyond every coordinate: the sum is the plain one.
-    rows = torch.cat(list(GenericEngine(net).rows(theta, x, y, None)))
+    rows = torch.cat(list(PerExampleEngine(net).rows(theta, x, y, None)))
     bound = 2 * float(rows.abs().max())
     units, zeroed = NativeEngine(net, 1, level).clipped_sum(theta, x, y, "coordinate", bound)
     assert zeroed == 0

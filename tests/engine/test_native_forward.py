@@ -12,7 +12,7 @@ from native_nets import KEY, MARGIN, gradient_scale, margins, nets, records, sma
 from torch import nn
 
 from fedspa.engine.native import NativeEngine, library
-from fedspa.engine.reference import ReferenceEngine
+from fedspa.engine.per_example import float64_reference
 from fedspa.engine.task import LocalTask
 from fedspa.learning.flat import FlatModel
 from fedspa.mechanisms.gaussian.plan import GaussianPlan
@@ -62,12 +62,12 @@ def check_convolution(level: library.Level, convolution: nn.Conv2d, pooled: bool
     plan = GaussianPlan(len(theta), len(theta), "coordinate", bound, "fixed", 7, 7, 1, 1, 1e-3, "replace-one", 1e-3)
     task = LocalTask(x, y, None, 1.0, 7 * 2.0**12, plan, KEY)
     ours = NativeEngine(module, 1, level).train(theta, [task])[0].delta.double()
-    truth = ReferenceEngine(module).train(theta, [task])[0].delta
+    truth = float64_reference(module).train(theta, [task])[0].delta
     assert float((ours - truth).abs().max()) / 2.0**12 < 1e-5 * bound
 
 
 @pytest.mark.parametrize("level", library.LEVELS)
-@pytest.mark.parametrize(("inputs", "outputs"), [(16, 16), (20, 24), (33, 50), (64, 72)])
+@pytest.mark.parametrize(("inputs", "outputs"), [(16, 16), (20, 24), (33, 50)])
 @pytest.mark.parametrize("pooled", [False, True])
 def test_the_fast_transform_of_3x3_convolutions(level: library.Level, inputs: int, outputs: int, pooled: bool) -> None:
     """16 input channels and more, stride 1, an even output: where the forward pass takes Winograd's way."""
@@ -75,7 +75,7 @@ def test_the_fast_transform_of_3x3_convolutions(level: library.Level, inputs: in
 
 
 @pytest.mark.parametrize("level", library.LEVELS)
-@pytest.mark.parametrize(("inputs", "outputs"), [(1, 8), (1, 9), (1, 10), (3, 8), (10, 20), (17, 33)])
+@pytest.mark.parametrize(("inputs", "outputs"), [(1, 9), (3, 8), (10, 20), (17, 33)])
 @pytest.mark.parametrize(
     ("height", "stride", "shape"),
     [(5, 1, (13, 12)), (5, 1, (9, 10)), (5, 1, (7, 12)), (3, 2, (6, 11)), (1, 1, (5, 14))],
@@ -107,7 +107,7 @@ def test_the_fast_transforms_are_accurate_where_clipping_is_hard(
         plan = GaussianPlan(d, d, "coordinate", bound, "fixed", len(y), len(y), 1, 1, 1e-3, "replace-one", 1e-3)
         task = LocalTask(x, y, None, 1.0, len(y) * 2.0**12, plan, KEY)
         ours = NativeEngine(module, 1, level).train(theta, [task])[0].delta.double() / 2.0**12
-        truth = ReferenceEngine(module).train(theta, [task])[0].delta.double() / 2.0**12
+        truth = float64_reference(module).train(theta, [task])[0].delta.double() / 2.0**12
         assert float((ours - truth).abs().max()) <= 1e-5 * bound + 1e-6 * float(truth.abs().max())
 
 

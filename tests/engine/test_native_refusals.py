@@ -50,7 +50,7 @@ def test_the_library_itself_refuses_windows_outside_the_image(kind: int, change:
     window = {"kernel_h": 2, "kernel_w": 2, "stride_h": 1, "stride_w": 1, "pad_h": 1, "pad_w": 1} | change
     first = library.Layer(kind=kind, outputs=1, weight_offset=0, bias_offset=-1, **window)
     last = library.Layer(kind=library.LINEAR, outputs=2, weight_offset=4, bias_offset=-1)
-    net = loaded.fedspa_net_new((library.Layer * 2)(first, last), 2, (c_int64 * 3)(1, 6, 6), 1000, 0)
+    net = loaded.fedspa_net_new((library.Layer * 2)(first, last), 2, (c_int64 * 3)(1, 6, 6), 1000)
     fits = not change or (kind == library.CONV and "pad_h" in change)  # a convolution may look at padding only
     assert (net is not None) == fits
     loaded.fedspa_net_free(net)

@@ -11,9 +11,8 @@ import torch
 from plain import plain
 from torch import Tensor, nn
 
-from fedspa.engine.generic import GenericEngine
 from fedspa.engine.native import NativeEngine, library
-from fedspa.engine.reference import ReferenceEngine
+from fedspa.engine.per_example import PerExampleEngine, float64_reference
 from fedspa.engine.stacked import StackedEngine
 from fedspa.engine.task import Engine, LocalTask
 from fedspa.engine.traced import TracedEngine
@@ -35,7 +34,7 @@ def net() -> nn.Sequential:
 
 
 def engines() -> list[Engine]:
-    found: list[Engine] = [ReferenceEngine(net()), GenericEngine(net()), GenericEngine(net(), memory_budget=1)]
+    found: list[Engine] = [float64_reference(net()), PerExampleEngine(net())]
     found.append(StackedEngine(net(), "cpu", tf32=False))
     found.append(TracedEngine(net(), blank((1, 8, 8))))
     if library.library() is not None:
@@ -74,12 +73,6 @@ def test_all_engines_count_the_same_examples(clip: str, rule: str, masked: bool)
         [bad, sound] = engine.train(theta, [task(clip, rule, mask, BAD), task(clip, rule, mask, {})])
         assert (engine.name, bad.zeroed, sound.zeroed) == (engine.name, sampled_bad(), 0)
         assert bad.delta.isfinite().all()
-
-
-def test_the_exact_mode_counts_too() -> None:
-    theta = FlatModel(net()).flatten()
-    [result] = GenericEngine(net()).train(theta, [task("l2", "given", None, BAD, exact=True)])
-    assert result.zeroed == sampled_bad()
 
 
 def test_without_a_plan_nothing_is_left_out_and_nothing_counted() -> None:

@@ -141,6 +141,6 @@ def test_a_record_does_not_change_how_others_are_rounded(runner: str, clip: Clip
 def test_no_kernel_subtracts_a_number_from_itself() -> None:
     """As a test for NaN and infinity it is wrong where it is contracted (`kernels.finite`)."""
     files = [path for path in Path(stacked.__file__).parent.rglob("*.py") if "@triton.jit" in path.read_text("utf-8")]
-    assert len(files) >= 7
+    assert len(files) >= 3
     for path in files:
         assert re.findall(r"\b([a-z]\w*) - \1\b(?!\()", path.read_text("utf-8")) == [], path.name

@@ -22,9 +22,9 @@ from plain import plain  # noqa: E402
 from test_stacked import WORDS, nets  # noqa: E402
 from test_stacked import records as make_records  # noqa: E402
 
+from fedspa.engine.stacked import kernels  # noqa: E402
 from fedspa.engine.stacked import rounds as rounds_module  # noqa: E402
-from fedspa.engine.stacked import step_kernels  # noqa: E402
-from fedspa.engine.stacked.batches import Draws  # noqa: E402
+from fedspa.engine.stacked.buffers import Draws  # noqa: E402
 from fedspa.engine.stacked.chacha import GROUP, LANES, ChaChaNoise  # noqa: E402
 from fedspa.engine.stacked.engine import LayerGradients  # noqa: E402
 from fedspa.engine.stacked.rounds import Rounds, careful_steps  # noqa: E402
@@ -276,7 +276,7 @@ def test_the_noise_kernel_makes_the_twins_numbers(active: int) -> None:
     out = torch.full((3, active + 1), torch.nan, dtype=torch.float64, device=DEVICE)
     step = torch.tensor([5], dtype=torch.int32, device=DEVICE)
     grid = (-(-active // GROUP) + 1, 3)
-    step_kernels.noise[grid](torch.from_numpy(words).to(DEVICE), step, out, active, LANES=LANES, num_warps=2)
+    kernels.noise[grid](torch.from_numpy(words).to(DEVICE), step, out, active, LANES=LANES, num_warps=2)
     for w, key in enumerate(keys):
         twin = ChaChaNoise(key)
         twin.start_step(5)
@@ -292,7 +292,7 @@ def test_a_private_clip_stays_within_what_a_plan_allows(clip_value: float, share
         return torch.full((1,), value, dtype=dtype, device=DEVICE)
 
     clips, shares, noise = column(clip_value), column(share).repeat(8), column(0.0).repeat(2)
-    step_kernels.move_clip[(1,)](
+    kernels.move_clip[(1,)](
         *(shares, noise, clips, column(1.0), column(8.0), column(8, torch.int32), column(0, torch.int32), 1, 8, 1),
         RATE=CLIP_RATE, QUANTILE=CLIP_QUANTILE, LEAST=SMALLEST_CLIP, MOST=LARGEST_CLIP, BLOCK=64, num_warps=1,
     )  # fmt: skip

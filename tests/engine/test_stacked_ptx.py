@@ -14,8 +14,8 @@ import pytest
 triton = pytest.importorskip("triton", reason="Triton is not installed: nothing to compile the kernels with")
 pytestmark = pytest.mark.gpu
 
-from fedspa.engine.stacked import sum_kernels  # noqa: E402
-from fedspa.engine.stacked.layers import embedding_kernels, norm_kernels, weighted_kernels  # noqa: E402
+from fedspa.engine.stacked import kernels  # noqa: E402
+from fedspa.engine.stacked.layers import norm_kernels, weighted_kernels  # noqa: E402
 
 compiler, targets = (pytest.importorskip(f"triton.{name}") for name in ("compiler", "backends.compiler"))
 NAN = "0f7FC00000"
@@ -36,7 +36,7 @@ KERNELS: dict[str, tuple[Any, dict[str, Any]]] = {
         norm_kernels.norm_sums,
         {"OUTER": 1, "PARAMETERS": 16, "INNER": 1, "WEIGHT": True, "KINDS": 2, "BO": 16, "BQ": 16},
     ),
-    "embedding": (embedding_kernels.embedding_sums, {"WORDS": 50, "WIDTH": 16, "TOKENS": 1, "BO": 32, "BJ": 16}),
+    "embedding": (norm_kernels.embedding_sums, {"WORDS": 50, "WIDTH": 16, "TOKENS": 1, "BO": 32, "BJ": 16}),
 }
 
 Instructions = list[tuple[str, str, list[str]]]
@@ -54,7 +54,7 @@ def compile_ptx(name: str, mode: Any) -> Instructions:
     return [(operation, to, [each.strip() for each in sources.split(",")]) for operation, to, sources in found]
 
 
-@pytest.mark.parametrize("mode", [sum_kernels.CLAMP, sum_kernels.COUNT], ids=["clamp", "count"])
+@pytest.mark.parametrize("mode", [kernels.CLAMP, kernels.COUNT], ids=["clamp", "count"])
 @pytest.mark.parametrize("name", list(KERNELS))
 def test_only_clamped_numbers_are_added_to_a_sum(name: str, mode: Any) -> None:
     code = compile_ptx(name, mode)
@@ -72,9 +72,7 @@ def test_only_clamped_numbers_are_added_to_a_sum(name: str, mode: Any) -> None:
 
 
 @pytest.mark.parametrize("name", ["linear", "linear, no bias"])
-@pytest.mark.parametrize(
-    "mode", [sum_kernels.CLAMP, sum_kernels.COUNT, sum_kernels.SCALED], ids=["clamp", "count", "l2"]
-)
+@pytest.mark.parametrize("mode", [kernels.CLAMP, kernels.COUNT, kernels.SCALED], ids=["clamp", "count", "l2"])
 def test_a_gradient_is_a_rounded_product_before_it_is_used(name: str, mode: Any) -> None:
     """An outer product's only sums are in float64, behind a conversion: nothing to contract with the product, neither
     for Triton nor for what assembles its PTX."""

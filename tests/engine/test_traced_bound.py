@@ -125,7 +125,7 @@ def step(made: TracedEngine, theta: Tensor, x: Tensor, y: Tensor, key: bytes, ro
     """The sum of clipped gradients (bound 1) behind one step without noise, by `train` itself."""
     d, length = len(theta), 2.0**24 * float(theta.abs().max())
     plan = GaussianPlan(d, d, "l2", 1.0, "poisson", BATCH, RECORDS, 1, 1, 1e-9, "add-remove", 1e-3)
-    task = LocalTask(x, y, None, 1.0, length, plan, key, room=room)
+    task = LocalTask(x, y, None, 1.0, length, plan, key, max_records=room)
     return made.train(theta, [task])[0].delta.double() * -BATCH / length
 
 
@@ -171,7 +171,7 @@ def largest_move(engine: type[TracedEngine], kind: type[Keyed], monkeypatch: pyt
         kept = torch.arange(RECORDS) != absent
         moves = []
         for missing, index in ((None, slice(None)), (absent, kept)):
-            monkeypatch.setattr(local, "Places", lambda *task, missing=missing, key=key: kind(missing, key))
+            monkeypatch.setattr(local, "SlotAssignment", lambda *task, missing=missing, key=key: kind(missing, key))
             moves.append(step(made, theta, x[index], y[index], key, ROOM))
         found.append(float((moves[0] - moves[1]).norm()))
     return max(found)

@@ -13,8 +13,7 @@ import torch
 from torch import nn
 
 from fedspa.engine.traced.capture import Untraceable
-from fedspa.engine.traced.engine import TracedEngine
-from fedspa.engine.traced.repeatable import repeatable
+from fedspa.engine.traced.engine import TracedEngine, repeatable
 from fedspa.examples import Examples
 
 DEVICES = [

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from fedspa.engine.stacked.chacha import ChaChaNoise
 from fedspa.engine.task import LocalTask
-from fedspa.engine.traced import gpu_rounds, gpu_stack, gpu_steps, gpu_twins
+from fedspa.engine.traced import gpu_rounds, gpu_stack, gpu_steps
 from fedspa.engine.traced.engine import TracedEngine
 from fedspa.engine.traced.gpu_rounds import Rounds
 from fedspa.errors import ConfigError, PrivacyError
@@ -137,7 +137,7 @@ def test_an_empty_place_moves_the_sum_by_that_record_and_no_other(device: torch.
     module, theta, like = model_of(net, device)
     engine = TracedEngine(module, like, device=device)
     made = task(net, 2, len(theta), clip="l2", rule="given", share=1.0, steps=1, noise=1e-9)
-    made = dataclasses.replace(made, room=RECORDS)
+    made = dataclasses.replace(made, max_records=RECORDS)
     rounds = rounds_of(engine, like, len(theta), device)
     batch = gpu_rounds.placed(made)
     whole = rounds.train(theta, [engine._moved(made)])[0].delta.double()
@@ -208,7 +208,7 @@ def test_noise_of_a_stack_is_the_stream_s() -> None:
     keys = torch.frombuffer(bytearray(key), dtype=torch.int32).view(1, 8)
     stream = ChaChaNoise(key)
     stream.start_step(3)
-    found = gpu_twins.noise(keys, 3, 700)[0]
+    found = gpu_steps.noise(keys, 3, 700)[0]
     assert torch.equal(found[:-1], torch.from_numpy(stream.gaussian(700)))
     assert float(found[-1]) == stream.gaussian(1)[0]
 
@@ -233,5 +233,5 @@ def test_kernels_and_twins_agree(clamp: bool) -> None:
         CLAMP=clamp, MORE=False, ROWS=16, BLOCK=128,
     )  # fmt: skip
     expected = torch.empty(agents, size, dtype=torch.float64)
-    expected[:, order] = gpu_twins.add(made, factors, bounds, clamp)
+    expected[:, order] = gpu_steps.add(made, factors, bounds, clamp)
     torch.testing.assert_close(sums.cpu(), expected, rtol=1e-12, atol=1e-12)

@@ -11,14 +11,13 @@ from torch import Tensor, fx, nn
 from torch.nn import functional
 from traced_nets import Net, data, rows, texts
 
+from fedspa.engine import Unsupported
 from fedspa.engine.choose import decide
-from fedspa.engine.obstacle import Obstacle
 from fedspa.engine.traced import TracedEngine, trace_engine
 from fedspa.engine.traced import program as programs
 from fedspa.engine.traced.allowed import ALLOWED, RANDOM, require_gpu_rules
-from fedspa.engine.traced.capture import Untraceable, capture
-from fedspa.engine.traced.cuts import Cuts
-from fedspa.engine.traced.sizes import for_any_size
+from fedspa.engine.traced.capture import Untraceable, capture, for_any_size
+from fedspa.engine.traced.program import Cuts
 from fedspa.examples import Examples, Tree
 from fedspa.learning.flat import FlatModel
 from fedspa.learning.forward import modes
@@ -107,7 +106,7 @@ def test_refused_with_a_reason(name: str) -> None:
     make, why = CASES[name]
     module, x = make()
     found = trace_engine(module, Examples(x, torch.zeros(4, dtype=torch.int64)), None, 1)
-    assert isinstance(found, Obstacle)
+    assert isinstance(found, Unsupported)
     assert why in str(found)
     assert "\n" not in str(found)
 
@@ -164,7 +163,7 @@ def test_a_wrong_rule_is_found_before_it_is_used(wrong: Any, monkeypatch: pytest
     assert isinstance(trace_engine(module, like, None, 1), TracedEngine)
     planted(monkeypatch, wrong)
     found = trace_engine(module, like, None, 1)
-    assert isinstance(found, Obstacle)
+    assert isinstance(found, Unsupported)
     assert "are not those of single ones" in str(found)
 
 
@@ -173,7 +172,7 @@ def test_a_wrong_rule_behind_weights_of_zero_is_found(monkeypatch: pytest.Monkey
     module, like = nn.Sequential(nn.Linear(8, 7), nn.Tanh(), nn.Linear(7, 3)), data("MLP", 4)
     nn.init.zeros_(module[2].weight)
     planted(monkeypatch, lambda values: 2 * values)
-    assert isinstance(trace_engine(module, like, None, 1), Obstacle)
+    assert isinstance(trace_engine(module, like, None, 1), Unsupported)
 
 
 def test_a_wrong_rule_behind_dropout_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -182,7 +181,7 @@ def test_a_wrong_rule_behind_dropout_is_found(monkeypatch: pytest.MonkeyPatch) -
         module, like = nn.Sequential(nn.Linear(8, 7), *layers, nn.Tanh(), nn.Linear(7, 3)), data("MLP", 4)
         assert isinstance(trace_engine(module, like, None, 1), TracedEngine)
     planted(monkeypatch, lambda values: 2 * values)
-    assert isinstance(trace_engine(module, like, None, 1), Obstacle)
+    assert isinstance(trace_engine(module, like, None, 1), Unsupported)
 
 
 def test_a_fault_of_its_own_is_an_obstacle_and_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -191,7 +190,7 @@ def test_a_fault_of_its_own_is_an_obstacle_and_no_error(monkeypatch: pytest.Monk
 
     monkeypatch.setattr(programs, "_base", broken)
     found = trace_engine(nn.Linear(8, 3), data("MLP", 2), None, 1)
-    assert isinstance(found, Obstacle)
+    assert isinstance(found, Unsupported)
     assert "KeyError" in str(found)
 
 

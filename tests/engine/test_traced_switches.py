@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, fx, nn
 
 import fedspa
-from fedspa.engine.describe import _traced, _Tracer
-from fedspa.engine.layers import Unsupported
+from fedspa.engine import Unsupported
+from fedspa.engine.chain import _traced, _Tracer
 from fedspa.errors import ConfigError
 
 Switch = Callable[[], AbstractContextManager[object]]

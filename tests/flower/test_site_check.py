@@ -16,9 +16,9 @@ import torch
 from fedspa.agent.ledger import storage
 from fedspa.agent.ledger.ledger import Ledger
 from fedspa.agent.ledger.report import accept_loss
+from fedspa.engine import Unsupported
 from fedspa.engine.choose import decide
-from fedspa.engine.generic import GenericEngine
-from fedspa.engine.obstacle import Obstacle
+from fedspa.engine.per_example import PerExampleEngine
 from fedspa.errors import ConfigError, DataError, LedgerError
 from fedspa.flower import check, trainer
 from fedspa.flower.site import read_site
@@ -210,12 +210,12 @@ def test_a_policy_of_replace_one_allows_batches_that_need_no_room(smooth, tmp_pa
 def test_a_device_on_which_nothing_keeps_records_apart_is_refused_with_the_reason(smooth, monkeypatch, more):
     """As a GPU's generic engine declares it. The last of all engines takes every model: it must not slip through."""
     monkeypatch.setattr(trainer, "_TRAINERS", {})
-    monkeypatch.setattr(GenericEngine, "separates_records", False)
-    monkeypatch.setattr("fedspa.engine.traced.trace_engine", lambda *_, **__: Obstacle("it cannot"))
+    monkeypatch.setattr(PerExampleEngine, "separates_records", False)
+    monkeypatch.setattr("fedspa.engine.traced.trace_engine", lambda *_, **__: Unsupported("it cannot"))
     gpu = partial(decide, name="auto", device="cuda")
 
-    def there(name, module, like, device, threads, exact, task, apart):
-        return gpu(module=module, like=like, threads=threads, exact=exact, task=task, apart=apart)
+    def there(name, module, like, device, threads, exact, task, isolation):
+        return gpu(module=module, like=like, threads=threads, exact=exact, task=task, isolation=isolation)
 
     monkeypatch.setattr(trainer, "decide", there)
     with pytest.raises(ConfigError, match=r"'generic' does not keep records apart on cpu:0; .*not stacked: .*on a GPU"):
@@ -227,10 +227,10 @@ def test_a_site_trains_on_its_own_device(smooth, monkeypatch):
     asked = []
 
     def watched(*given, **more):
-        asked.append((given[3], next(given[1].parameters()).device, more["apart"]))
+        asked.append((given[3], next(given[1].parameters()).device, more["isolation"]))
         return decide(*given, **more)
 
     monkeypatch.setattr(trainer, "_TRAINERS", {})
     monkeypatch.setattr(trainer, "decide", watched)
     assert "device: cpu:0" in told({**smooth, "room": 40, "device": "cpu:0"})
-    assert asked == [(torch.device("cpu:0"), torch.device("cpu"), "by place")]
+    assert asked == [(torch.device("cpu:0"), torch.device("cpu"), "fixed-slot")]

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedspa.engine.generic import GenericEngine
+from fedspa.engine.per_example import PerExampleEngine
 from fedspa.errors import DataError
 from fedspa.examples import taken
 from fedspa.flower import records, site
@@ -36,7 +36,7 @@ def test_a_bad_image_leaves_the_others_their_bits(monkeypatch: pytest.MonkeyPatc
     for some in (images, spoilt):
         own = load(monkeypatch, (some.transpose(0, 3, 1, 2), y), 4)
         x, labels = (taken(tree, torch.tensor([0, 3])) for tree in (own.x, own.y))
-        rows.append(torch.cat(list(GenericEngine(module).rows(theta, x, labels, None))))
+        rows.append(torch.cat(list(PerExampleEngine(module).rows(theta, x, labels, None))))
     assert rows[0].isfinite().all()
     assert torch.equal(*rows)
 
@@ -104,7 +104,7 @@ def test_a_bad_record_counts_as_zero_even_where_the_model_takes_anything(monkeyp
     assert own.bad == (1,)
     module = Anything(width)
     theta = nn.utils.parameters_to_vector(module.parameters()).detach()
-    (rows,) = GenericEngine(module, learned).rows(theta, own.x, own.y, None)
+    (rows,) = PerExampleEngine(module, learned).rows(theta, own.x, own.y, None)
     assert rows.isfinite().all(dim=1).tolist() == [True, False, True]
 
 

@@ -15,9 +15,9 @@ from torch.nn import functional
 from torch.nn.utils import parametrizations
 
 import fedspa
+from fedspa.engine import EngineName
 from fedspa.engine.choose import choose
 from fedspa.engine.local import engine_rows
-from fedspa.engine.names import EngineName
 from fedspa.errors import ConfigError
 from fedspa.examples import Examples, Tree
 from fedspa.flower.trainer import trainer_for

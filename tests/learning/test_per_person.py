@@ -9,8 +9,7 @@ from torch import Tensor, nn
 
 from fedspa.data.persons import blank_person, grouped
 from fedspa.engine.choose import choose
-from fedspa.engine.generic import GenericEngine
-from fedspa.engine.reference import ReferenceEngine
+from fedspa.engine.per_example import PerExampleEngine, float64_reference
 from fedspa.errors import ConfigError, MixingWarning
 from fedspa.examples import Examples, blank, mapped
 from fedspa.learning.flat import FlatModel
@@ -80,7 +79,8 @@ def test_engines_agree() -> None:
     task, module = PerPerson(Classification(3)), net(3)
     theta = FlatModel(module).flatten()
     rows = [
-        torch.cat(list(kind(module, task).rows(theta, *examples, None))) for kind in (GenericEngine, ReferenceEngine)
+        torch.cat(list(kind(module, task).rows(theta, *examples, None)))
+        for kind in (PerExampleEngine, float64_reference)
     ]
     assert torch.allclose(rows[0].double(), rows[1], rtol=1e-5, atol=1e-7)
 

@@ -12,10 +12,9 @@ from stock import ARCHITECTURES, CLASSES, COUNT, LAYERS, Stock, floats, tokens
 from torch import Tensor, nn
 
 import fedspa
+from fedspa.engine import Unsupported
 from fedspa.engine.choose import choose
-from fedspa.engine.generic import GenericEngine
-from fedspa.engine.obstacle import Obstacle
-from fedspa.engine.reference import ReferenceEngine
+from fedspa.engine.per_example import PerExampleEngine, float64_reference
 from fedspa.engine.task import LocalTask
 from fedspa.engine.traced import trace_engine
 from fedspa.errors import ConfigError
@@ -60,16 +59,16 @@ def same_gradients(name: str, module: nn.Module, task: Task, x: Tree, y: Tree) -
     """The engines', the reference's and torch's own, up to float32's rounding."""
     theta = FlatModel(module, task).flatten()
     wanted = alone_in_float64(module, task, x, y)
-    reference = torch.cat(list(ReferenceEngine(module, task).rows(theta.double(), x, y, None)))
-    found = torch.cat(list(GenericEngine(module, task).rows(theta, x, y, None)))
+    reference = torch.cat(list(float64_reference(module, task).rows(theta.double(), x, y, None)))
+    found = torch.cat(list(PerExampleEngine(module, task).rows(theta, x, y, None)))
     assert wanted.shape == (COUNT, len(theta))
     assert bool((wanted.abs().amax(dim=1) > 0).all())
     size = wanted.abs().amax(dim=1, keepdim=True)
     assert float(((reference - wanted).abs() / size).max()) < 1e-9
     assert float(((found.double() - wanted).abs() / size).max()) < 2e-5
     traced = trace_engine(module, Examples(blanks(x), blanks(y)), task, 1)
-    assert isinstance(traced, Obstacle) == (name in UNTRACED), traced
-    if not isinstance(traced, Obstacle):
+    assert isinstance(traced, Unsupported) == (name in UNTRACED), traced
+    if not isinstance(traced, Unsupported):
         together = torch.cat(list(traced.rows(theta, x, y, None)))
         assert float(((together.double() - wanted).abs() / size).max()) < 2e-5
 
@@ -149,7 +148,7 @@ def test_a_recurrent_layer_in_eval_mode_has_gradients_on_a_gpu(kind: type[nn.RNN
     )
     wanted = alone_in_float64(net, task, x, y)
     theta = FlatModel(net.cuda(), task).flatten()
-    found = torch.cat(list(GenericEngine(net, task).rows(theta, x.cuda(), y.cuda(), None)))
+    found = torch.cat(list(PerExampleEngine(net, task).rows(theta, x.cuda(), y.cuda(), None)))
     assert float((found.cpu().double() - wanted).abs().max() / wanted.abs().max()) < 1e-3
 
 

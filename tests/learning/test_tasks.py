@@ -11,8 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fedspa.engine.generic import GenericEngine
-from fedspa.engine.reference import ReferenceEngine
+from fedspa.engine.per_example import PerExampleEngine, float64_reference
 from fedspa.engine.traced import TracedEngine
 from fedspa.errors import ConfigError, DataError
 from fedspa.examples import Examples, Tree, blanks, in_float64, moved, taken
@@ -178,9 +177,9 @@ def test_gradients_are_those_of_each_example_alone(name: str) -> None:
     truth = true_gradients(case)
     model = FlatModel(case.module, case.task)
     theta = model.flatten()
-    reference = torch.cat(list(ReferenceEngine(case.module, case.task).rows(theta, case.x, case.y, None)))
+    reference = torch.cat(list(float64_reference(case.module, case.task).rows(theta, case.x, case.y, None)))
     assert torch.allclose(reference, truth, rtol=1e-12, atol=1e-14)
-    alone = torch.cat(list(GenericEngine(case.module, case.task).rows(theta, case.x, case.y, None)))
+    alone = torch.cat(list(PerExampleEngine(case.module, case.task).rows(theta, case.x, case.y, None)))
     together = model.per_example_gradients()(theta, case.x, case.y)  # what a GPU does
     traced = torch.cat(list(traced_engine(case).rows(theta, case.x, case.y, None)))
     for rows in (alone, together, traced):
@@ -240,7 +239,7 @@ def test_a_target_outside_the_outputs_costs_its_example_the_gradient(name: str, 
     if name != "mse":
         assert strange is not None
         assert strange.tolist() == [i == 2 for i in range(N)]
-    engines = GenericEngine(case.module, case.task), ReferenceEngine(case.module, case.task), traced_engine(case)
+    engines = PerExampleEngine(case.module, case.task), float64_reference(case.module, case.task), traced_engine(case)
     for engine in engines:
         rows = torch.cat(list(engine.rows(theta, case.x, y, None)))
         assert rows.isfinite().all(dim=1).tolist() == [i != 2 for i in range(N)]
@@ -258,7 +257,7 @@ def test_on_a_gpu_a_strange_target_costs_no_process(name: str) -> None:
     module = copy.deepcopy(case.module).cuda()
     theta = FlatModel(module, case.task).flatten()
     x = moved(case.x, "cuda")
-    rows = torch.cat(list(GenericEngine(module, case.task).rows(theta, x, y.cuda(), None))).cpu()
+    rows = torch.cat(list(PerExampleEngine(module, case.task).rows(theta, x, y.cuda(), None))).cpu()
     good = torch.arange(N) != 2
     assert name == "mae" or not rows[2].isfinite().all()
     assert torch.allclose(rows[good].double(), true_gradients(case)[good], rtol=1e-3, atol=1e-4)

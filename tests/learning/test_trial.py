@@ -13,11 +13,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations
 
-from fedspa.engine import native, stacked
+from fedspa.engine import EngineName, native, stacked
 from fedspa.engine.choose import choose
-from fedspa.engine.generic import GenericEngine
 from fedspa.engine.local import Gradients
-from fedspa.engine.names import EngineName
+from fedspa.engine.per_example import PerExampleEngine
 from fedspa.errors import ConfigError
 from fedspa.examples import Examples, blank
 from fedspa.learning.flat import FlatModel
@@ -250,7 +249,7 @@ def test_what_a_cpu_takes_a_gpu_takes(name: str) -> None:
     """Sums in another order each time, and TF32, are no state."""
     module = TAKEN[name]().cuda()
     engine = choose("generic", module, blank((5, 4)), "cuda", 1, exact=False)
-    assert isinstance(engine, GenericEngine)
+    assert isinstance(engine, PerExampleEngine)
     theta = FlatModel(module).flatten()
     y = torch.arange(9, device="cuda") % 3
     y[2] = 7

@@ -12,11 +12,9 @@ import torch
 import unsound_modules as zoo
 from torch import Tensor, nn
 
-from fedspa.engine import native, stacked
+from fedspa.engine import EngineName, native, stacked
 from fedspa.engine.choose import choose
-from fedspa.engine.generic import GenericEngine
-from fedspa.engine.names import EngineName
-from fedspa.engine.reference import ReferenceEngine
+from fedspa.engine.per_example import PerExampleEngine
 from fedspa.engine.task import Engine
 from fedspa.engine.traced import TracedEngine
 from fedspa.errors import ConfigError, MixingWarning
@@ -65,7 +63,7 @@ def chosen(engine: EngineName, name: str) -> Engine:
 
 
 def rows(engine: Engine, theta: Tensor, x: Tree, y: Tensor) -> Tensor:
-    assert isinstance(engine, GenericEngine | ReferenceEngine)
+    assert isinstance(engine, PerExampleEngine)
     theta = theta.double() if engine.name == "reference" else theta
     return torch.cat(list(engine.rows(theta, x, y, None)))
 
@@ -111,7 +109,7 @@ def test_the_refused_would_have_been_unsound(name: str) -> None:
     found = []
     for company in ([1], [0, 1], [6, 5, 4, 3, 2, 0, 1]):
         forget()
-        found.append(rows(GenericEngine(made(name)), theta, x[company], y[company])[-1])
+        found.append(rows(PerExampleEngine(made(name)), theta, x[company], y[company])[-1])
     assert any(not torch.equal(found[0], other) for other in found[1:])
 
 
@@ -162,7 +160,7 @@ def test_what_draws_from_torch_has_randomness_of_its_own_for_each_example(name: 
     with warnings.catch_warnings():
         warnings.simplefilter("error", MixingWarning)
         runs = chosen(engine, name)
-    assert isinstance(runs, GenericEngine | ReferenceEngine)
+    assert isinstance(runs, PerExampleEngine)
     assert runs.draws
     x, y = records(name)
     seeds = torch.arange(RECORDS) * 1_000_003

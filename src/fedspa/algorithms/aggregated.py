@@ -17,8 +17,15 @@ import torch
 from torch import Tensor
 
 from fedspa.algorithms.base import Agent, IntegerUpdate, Terms, made_ahead
-from fedspa.engine.local import ClippedSums, Counted, Together, example_rows, single_gradients, taken_up
-from fedspa.engine.places import Places
+from fedspa.engine.local import (
+    BatchedGradients,
+    ClippedSums,
+    Counted,
+    SlotAssignment,
+    example_rows,
+    load_batch,
+    single_gradients,
+)
 from fedspa.engine.task import Engine
 from fedspa.errors import PrivacyError
 from fedspa.examples import tensors
@@ -70,9 +77,10 @@ def _sum(theta: Tensor, terms: Terms, agent: Agent, seed: bytes, engine: Engine,
             found = list(pool.map(of, torch.tensor_split(rows, parts)))
         return torch.stack([units for units, _ in found]).sum(0).numpy(), sum(zeroed for _, zeroed in found)
     gradients = single_gradients(engine)
-    places, forward = Places(agent.records, agent.room, "poisson", agent.key), Stream(derive_key(agent.key, "forward"))
-    together, everyone = isinstance(gradients, Together), np.arange(places.count)
-    x, y, there = taken_up(agent.take, places, everyone, gradients, theta.device, forward, together=together)
+    forward = Stream(derive_key(agent.key, "forward"))
+    slots = SlotAssignment(agent.records, agent.room, "poisson", agent.key)
+    together, everyone = isinstance(gradients, BatchedGradients), np.arange(slots.count)
+    x, y, there = load_batch(agent.take, slots, everyone, gradients, theta.device, forward, together=together)
     blocks, counted = example_rows(gradients, theta, x, y, coordinates, there, one_by_one=agent.exact), Counted()
     total = summed((rows.rows() if isinstance(rows, Parts) else rows for rows in counted.watch(blocks)), plan)
     return total, counted.zeroed

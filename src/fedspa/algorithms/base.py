@@ -105,7 +105,7 @@ class Agent:
     """A data holder in one round: its records, its own mask seed (public) and its own key (private).
 
     With `rows`, x and y hold others' records, too, as in a simulation, and its own are those. `room` is a public number
-    of places for its records (engine/places.py); None where their own number is public. `secret` is what it masks its
+    of places for its records (engine/local.py); None where their own number is public. `secret` is what it masks its
     update with under secure aggregation.
     """
 

@@ -66,5 +66,5 @@ def _task(theta: Tensor, terms: Terms, agent: Agent, seed: bytes, engine: Engine
         key=agent.key,
         exact=agent.exact,
         rows=rows,
-        room=agent.room,
+        max_records=agent.room,
     )

@@ -13,8 +13,8 @@ from torch import nn
 
 from fedspa import registry
 from fedspa.audit.result import Question, Report
+from fedspa.engine import EngineName
 from fedspa.engine.choose import choose
-from fedspa.engine.names import EngineName
 from fedspa.engine.task import Engine
 from fedspa.errors import ConfigError
 from fedspa.examples import blank

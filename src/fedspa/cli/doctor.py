@@ -124,13 +124,13 @@ def _engines() -> Iterator[Check]:
     if missing is None:
         yield Check("native", True, f"built, instruction set {library.best_level()}")
     else:
-        detail = f"{missing.why}: {missing.mend}. Until then `auto` takes a slower engine"
+        detail = f"{missing.reason}: {missing.fix}. Until then `auto` takes a slower engine"
         yield Check("native", False, detail, required=False)
     yield Check("compiler", None, found or f"no {compiler}; only building the native engine needs one")
     device = "cuda" if torch.cuda.is_available() else "cpu"
     if device == "cuda":
         obstacle = stacked.device_obstacle(device, exact=False)
-        detail = "on the GPU" if obstacle is None else f"{obstacle.why}: {obstacle.mend}"
+        detail = "on the GPU" if obstacle is None else f"{obstacle.reason}: {obstacle.fix}"
         yield Check("stacked, traced", obstacle is None, detail, required=False)
     else:
         yield Check("traced", True, "any module that torch can trace")
@@ -260,7 +260,7 @@ def diagnose(source: str, overrides: list[str], shape: str | None, classes: int 
         diagnosis,
         engine=job.choice.engine,
         why=job.choice.why,
-        passed={name: obstacle.why for name, obstacle in job.choice.passed.items()},
+        passed={name: obstacle.reason for name, obstacle in job.choice.passed.items()},
         hints=job.choice.hints,
         ms_per_agent_step=milliseconds,
         agents=agents,

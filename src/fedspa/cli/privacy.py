@@ -80,10 +80,10 @@ def _show(rows: list[Comparison], setting: _Setting, *, asked: float | None) -> 
     if asked is None:
         screen.print(f"Noise {first.noise:.4g} costs ε = {shown_digits(first.epsilon)} at {delta}.")
     else:
-        screen.print(f"ε = {asked:g} at {delta} takes noise {first.noise:.4g}.")
+        screen.print(f"ε = {asked:g} at {delta} takes noise multiplier {first.noise:.4g}.")
     screen.print(f"That is with {first.sampling} sampling, under {first.neighbours}, by accountant {first.accountant}.")
-    screen.print("Noise is that on a step's sum, over the most that one record can weigh in it")
-    screen.print("(σ in units of √p·G/B under a coordinate clip, of C/B under an l2 clip).")
+    screen.print("Noise is the noise multiplier: σ of a step's sum over its sensitivity, that is")
+    screen.print("σ of the mean gradient in units of √p·G/B (coordinate clip) or C/B (l2 clip).")
     show(_table(rows), screen)
     if setting["delta"] >= 1 / setting["records"]:
         screen.print(f"[red]{delta} is not below 1/records: it allows a record to be published[/red]")

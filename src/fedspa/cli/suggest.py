@@ -58,10 +58,8 @@ def suggest(
         screen.print(f"{key.partition('.')[2]} = {json.dumps(value)}")
     screen.print()
     screen.print(f"Parameters  {found.dimension:,}; each agent takes part in {found.participations} rounds at most")
-    screen.print(f"Noise       {found.noise_multiplier:.4g} times what one record can weigh, in each upload")
-    screen.print(
-        f"            in the whole run {found.noise_to_signal:.2g} of the signal, were all records of one opinion"
-    )
+    screen.print(f"Noise       multiplier {found.noise_multiplier:.4g} in each local step")
+    screen.print(f"            noise-to-signal ratio over the run {found.noise_to_signal:.2g} (best case)")
     screen.print(f"Uploads     {shown_bytes(found.upload_bytes)} each, {shown_bytes(found.run_bytes)} per agent in all")
     screen.print("Data        none was touched; `fedspa tune` finds rate, clip and averaging within ε")
     for warning in found.warnings:

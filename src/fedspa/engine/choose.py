@@ -10,11 +10,9 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor, nn
 
-from fedspa.engine import generic, native, stacked
+from fedspa.engine import EngineName, Unsupported, combine, native, stacked
 from fedspa.engine.local import engine_rows
-from fedspa.engine.names import EngineName
-from fedspa.engine.obstacle import Obstacle, together
-from fedspa.engine.reference import ReferenceEngine
+from fedspa.engine.per_example import PerExampleEngine, float64_reference
 from fedspa.engine.task import Engine
 from fedspa.errors import ConfigError, listed
 from fedspa.examples import Examples, layout
@@ -26,8 +24,8 @@ from fedspa.learning.tasks.wrappers import tried
 from fedspa.learning.validate import try_failures, try_gradients
 
 # How far a back end must keep records apart: not at all, as in a simulation; each at its place, where neighbours have
-# equally many places (`places.py`); or each by itself.
-Apart = Literal["free", "by place", "alone"]
+# equally many places (`SlotAssignment`); or each by itself.
+RecordIsolation = Literal["none", "fixed-slot", "per-example"]
 
 
 @dataclass(frozen=True)
@@ -37,7 +35,7 @@ class Choice:
 
     engine: EngineName
     why: str
-    passed: dict[EngineName, Obstacle]
+    passed: dict[EngineName, Unsupported]
     hints: tuple[str, ...]
     make: Callable[[], Engine] = field(repr=False, compare=False)
 
@@ -51,10 +49,10 @@ def choose(
     exact: bool,
     tf32: bool = False,
     task: Task | None = None,
-    apart: Apart = "free",
+    isolation: RecordIsolation = "none",
 ) -> Engine:
     """The engine that `decide` takes."""
-    return decide(name, module, like, device, threads, exact, tf32, task, apart).make()
+    return decide(name, module, like, device, threads, exact, tf32, task, isolation).make()
 
 
 def decide(
@@ -66,14 +64,14 @@ def decide(
     exact: bool,
     tf32: bool = False,
     task: Task | None = None,
-    apart: Apart = "free",
+    isolation: RecordIsolation = "none",
 ) -> Choice:
     """The engine for `name`, for examples that are made as those `like` which one is given. `auto` never fails for want
     of a fast one; a forced engine that cannot run is an error. The task is classification where none is given."""
     if name not in get_args(EngineName):
         raise ConfigError(f"run.engine is {name!r}; allowed: {', '.join(get_args(EngineName))}")
     FlatModel(module, task)  # refuses what no back end takes
-    case = _Case(module, like, torch.device(device), threads, exact, tf32, task, apart)
+    case = _Case(module, like, torch.device(device), threads, exact, tf32, task, isolation)
     return _fastest(case) if name == "auto" else _forced(name, case)
 
 
@@ -88,7 +86,7 @@ class _Case:
     exact: bool
     tf32: bool
     task: Task | None
-    apart: Apart
+    isolation: RecordIsolation
 
     @cached_property
     def draws(self) -> bool:
@@ -97,7 +95,7 @@ class _Case:
         return any(drew)
 
     @cached_property
-    def traced(self) -> Engine | Obstacle:
+    def traced(self) -> Engine | Unsupported:
         """The engine of the model's trace, or why there is none. The trial comes first: a trace would leave something
         behind in a model that keeps what it sees."""
         from fedspa.engine.traced import trace_engine  # what it needs of torch takes a while to load
@@ -105,7 +103,7 @@ class _Case:
         try:
             self.draws  # noqa: B018
         except ConfigError as error:
-            return Obstacle(str(error))
+            return Unsupported(str(error))
         return trace_engine(self.module, self.like, self.task, self.threads, self.device, tf32=self.tf32)
 
 
@@ -117,8 +115,8 @@ class _Candidate:
     name: EngineName
     tried_on: Literal["CPUs", "GPUs", "all", "none"]
     make: Callable[[_Case], Engine]
-    obstacles: Callable[[_Case], Iterator[Obstacle]] = lambda case: iter(())
-    slows: Callable[[_Case], Obstacle | None] = lambda case: None
+    obstacles: Callable[[_Case], Iterator[Unsupported]] = lambda case: iter(())
+    slows: Callable[[_Case], Unsupported | None] = lambda case: None
 
     def by_itself(self, device: torch.device) -> bool:
         return self.tried_on in ("all", "CPUs" if device.type == "cpu" else "GPUs")
@@ -126,19 +124,19 @@ class _Candidate:
 
 def _fastest(case: _Case) -> Choice:
     """The first in the order of speed that nothing keeps from running."""
-    passed: dict[EngineName, Obstacle] = {}
+    passed: dict[EngineName, Unsupported] = {}
     for candidate in (each for each in _CANDIDATES if each.by_itself(case.device)):
         obstacles = list(candidate.obstacles(case))
         if not obstacles:
             break
-        passed[candidate.name] = together(obstacles)
+        passed[candidate.name] = combine(obstacles)
     why = "; ".join(f"not {name}: {obstacle}" for name, obstacle in passed.items())
-    mends = [f"for {name}: {obstacle.mend}" for name, obstacle in passed.items() if obstacle.mend]
+    fixes = [f"for {name}: {obstacle.fix}" for name, obstacle in passed.items() if obstacle.fix]
     return Choice(
         candidate.name,
         why or "the fastest that can run this model here",
         passed,
-        (*mends, *_own_hints(candidate, case), *_gpu_hints(case, candidate.name)),
+        (*fixes, *_own_hints(candidate, case), *_gpu_hints(case, candidate.name)),
         lambda: _made(candidate, case),
     )
 
@@ -147,8 +145,8 @@ def _forced(name: EngineName, case: _Case) -> Choice:
     (candidate,) = (each for each in _CANDIDATES if each.name == name)
     obstacles = list(candidate.obstacles(case))
     if obstacles:
-        unfit = together(obstacles)
-        mend = f", or: {unfit.mend}" if unfit.mend else ""
+        unfit = combine(obstacles)
+        mend = f", or: {unfit.fix}" if unfit.fix else ""
         raise ConfigError(f"run.engine = {name!r} is not possible here: {unfit}; use 'auto' or 'generic'{mend}")
     first = next(each for each in _CANDIDATES if each.by_itself(case.device))
     free = () if candidate is first else ("run.engine = 'auto' takes the fastest that can",)
@@ -181,8 +179,8 @@ def _made(candidate: _Candidate, case: _Case) -> Engine:
 
 def _own_hints(candidate: _Candidate, case: _Case) -> Iterator[str]:
     slow = candidate.slows(case)
-    if slow is not None and slow.mend:
-        yield f"{candidate.name} would be faster: {slow.mend}"
+    if slow is not None and slow.fix:
+        yield f"{candidate.name} would be faster: {slow.fix}"
 
 
 def _gpu_hints(case: _Case, taken: EngineName) -> Iterator[str]:
@@ -193,68 +191,70 @@ def _gpu_hints(case: _Case, taken: EngineName) -> Iterator[str]:
     there = replace(case, device=torch.device("cuda"))
     able = "stacked" if not any(_stacked(there)) else taken
     if able == "stacked" or (able == "traced" and stacked.device_obstacle(there.device, exact=False) is None):
-        key = "run.device" if case.apart == "free" else "device in the node-config"
+        key = "run.device" if case.isolation == "none" else "device in the node-config"
         yield f"{key} = 'cuda': a GPU is there and not used, and {able} can train this model on it"
 
 
-def _of_layers(case: _Case) -> Iterator[Obstacle]:
+def _of_layers(case: _Case) -> Iterator[Unsupported]:
     """What back ends do not take that read a model by its layers."""
     task = case.task
     if isinstance(task, PerPerson):
-        yield Obstacle("it takes one record per example, and here an example is a person")
+        yield Unsupported("it takes one record per example, and here an example is a person")
         return
     if isinstance(task, Classification) and not task.plain:
         why = "it learns classes by plain cross-entropy, and the task has weights or label smoothing"
-        yield Obstacle(why, "leave out task.weights and task.label_smoothing")
+        yield Unsupported(why, "leave out task.weights and task.label_smoothing")
     elif task is not None and not isinstance(task, Classification):
-        yield Obstacle(f"it learns classes by plain cross-entropy, and the task is {task.name}")
+        yield Unsupported(f"it learns classes by plain cross-entropy, and the task is {task.name}")
     if not isinstance(case.like.x, Tensor):
-        yield Obstacle(f"it takes one tensor per example, and examples are {layout(case.like.x)}")
+        yield Unsupported(f"it takes one tensor per example, and examples are {layout(case.like.x)}")
 
 
-def _native(case: _Case) -> Iterator[Obstacle]:
+def _native(case: _Case) -> Iterator[Unsupported]:
     kind = case.device.type
     if kind != "cpu":
-        yield Obstacle(f"it runs on CPUs, and run.device is {kind!r}", "run.device = 'cpu'")
+        yield Unsupported(f"it runs on CPUs, and run.device is {kind!r}", "run.device = 'cpu'")
     if case.exact:
         why = "privacy.noise = 'exact' has no native implementation"
-        yield Obstacle(why, "privacy.noise = 'secure', in floating point")
+        yield Unsupported(why, "privacy.noise = 'secure', in floating point")
     yield from _of_layers(case)
     yield from _of_model(case, native.supports)
 
 
-def _stacked(case: _Case) -> Iterator[Obstacle]:
+def _stacked(case: _Case) -> Iterator[Unsupported]:
     unfit = stacked.device_obstacle(case.device, case.exact)
     if unfit is not None:
         yield unfit
-    if case.apart != "free" and case.device.type != "cpu":
-        yield Obstacle("on a GPU it does not keep records apart, and a site needs that")
+    if case.isolation != "none" and case.device.type != "cpu":
+        yield Unsupported("on a GPU it does not keep records apart, and a site needs that")
     yield from _of_layers(case)
     yield from _of_model(case, stacked.supports)
 
 
-def _of_model(case: _Case, supports: Callable[[nn.Module, tuple[int, ...]], Obstacle | None]) -> Iterator[Obstacle]:
+def _of_model(
+    case: _Case, supports: Callable[[nn.Module, tuple[int, ...]], Unsupported | None]
+) -> Iterator[Unsupported]:
     if isinstance(case.like.x, Tensor) and not isinstance(case.task, PerPerson):
         unknown = supports(case.module, tuple(case.like.x.shape[1:]))
         if unknown is not None:
             yield unknown
 
 
-def _traced(case: _Case) -> Iterator[Obstacle]:
+def _traced(case: _Case) -> Iterator[Unsupported]:
     unfit = stacked.device_obstacle(case.device, exact=False)
     if unfit is not None:
         yield unfit
     elif isinstance(case.task, PerPerson):
-        yield Obstacle("it takes examples of one size, and persons have different numbers of records")
-    elif case.apart == "alone":
+        yield Unsupported("it takes examples of one size, and persons have different numbers of records")
+    elif case.isolation == "per-example":
         why = "it takes records together, and under Poisson sampling a site must then say for how many it has room"
-        yield Obstacle(why, "name room in the node-config: the most examples that this site will ever train on")
-    elif isinstance(case.traced, Obstacle):
+        yield Unsupported(why, "name room in the node-config: the most examples that this site will ever train on")
+    elif isinstance(case.traced, Unsupported):
         yield case.traced
 
 
 def _by_trace(case: _Case) -> Engine:
-    assert not isinstance(case.traced, Obstacle)
+    assert not isinstance(case.traced, Unsupported)
     return case.traced
 
 
@@ -277,11 +277,16 @@ _CANDIDATES = (
         lambda case: stacked.slows(case.device, case.tf32),
     ),
     _Candidate("traced", "all", _by_trace, _traced, lambda case: stacked.slows(case.device, case.tf32)),
-    _Candidate(
-        "generic",
-        "all",
-        lambda case: _by_autograd(case, generic.GenericEngine),
-        slows=lambda case: generic.slows(case.module, case.device),
-    ),
-    _Candidate("reference", "none", lambda case: _by_autograd(case, ReferenceEngine)),
+    _Candidate("generic", "all", lambda case: _by_autograd(case, PerExampleEngine)),
+    _Candidate("reference", "none", lambda case: _by_autograd(case, float64_reference)),
 )
+
+
+def device_named(name: str, key: str) -> torch.device:
+    """The device that `key` names, or a ConfigError where it cannot compute."""
+    try:
+        device = torch.device(name)
+        torch.ones(1, device=device).item()  # some devices, such as meta, hold no values
+    except Exception as cause:  # each backend of torch has its own way to say that it is not there
+        raise ConfigError(f"{key} is {name!r}, which cannot compute on this machine; cpu can") from cause
+    return device

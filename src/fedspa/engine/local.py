@@ -13,7 +13,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedspa.engine.places import Places
 from fedspa.engine.task import Engine, LocalResult, LocalTask
 from fedspa.errors import ConfigError, DataError, one_line
 from fedspa.examples import Examples, Tree, count, each_alone, leaves, mapped, moved
@@ -23,6 +22,7 @@ from fedspa.mechanisms.base import Clipping, NoPlan
 from fedspa.mechanisms.clipping import count_not_finite
 from fedspa.mechanisms.gaussian.release import noisy_mean
 from fedspa.mechanisms.parts import Parts
+from fedspa.privacy.event import Sampling
 from fedspa.randomness.sampling import draw_batch
 from fedspa.randomness.streams import Stream, derive_key
 
@@ -60,8 +60,8 @@ def single_gradients(engine: Engine) -> Gradients:
 
 
 @runtime_checkable
-class Together(Gradients, Protocol):
-    """A back end that takes examples together, each at its place, and gives their gradients in parts."""
+class BatchedGradients(Gradients, Protocol):
+    """An engine that computes examples together, each at its slot, and gives their gradients in parts."""
 
     def parts(
         self, theta: Tensor, x: Tree, y: Tree, coordinates: Tensor | None, present: Tensor | None
@@ -121,13 +121,14 @@ class Counted:
 def local_steps(theta: Tensor, task: LocalTask, gradients: Gradients) -> LocalResult:
     """τ steps from θ; returns Δ on the active coordinates."""
     sampling, noise, forward = (Stream(derive_key(task.key, label)) for label in ("sampling", "noise", "forward"))
-    plan, counted, places = task.plan, Counted(), Places(task.records, task.room, task.sampling, task.key)
-    together = isinstance(gradients, Together) and plan is not None
+    slots = SlotAssignment(task.records, task.max_records, task.sampling, task.key)
+    plan, counted = task.plan, Counted()
+    together = isinstance(gradients, BatchedGradients) and plan is not None
     everywhere = slice(None) if task.coordinates is None else task.coordinates
     local = theta.clone()  # line 6
     for _ in range(task.local_steps):  # line 7
-        chosen = draw_batch(task.sampling, task.batch, task.rate, places.count, sampling)  # line 8
-        x, y, there = taken_up(task.take, places, chosen, gradients, theta.device, forward, together=together)
+        chosen = draw_batch(task.sampling, task.batch, task.rate, slots.count, sampling)  # line 8
+        x, y, there = load_batch(task.take, slots, chosen, gradients, theta.device, forward, together=together)
         if plan is None:
             step = _plain_mean(gradients, local, x, y, task.batch)[everywhere]
         else:
@@ -140,9 +141,9 @@ def local_steps(theta: Tensor, task: LocalTask, gradients: Gradients) -> LocalRe
     return LocalResult(delta, plan.clip_value if plan is not None else 0.0, counted.zeroed)
 
 
-def taken_up(
+def load_batch(
     take: Callable[[Tensor], Examples],
-    places: Places,
+    slots: SlotAssignment,
     chosen: NDArray[np.int64],
     gradients: Gradients,
     device: torch.device,
@@ -150,13 +151,13 @@ def taken_up(
     *,
     together: bool,
 ) -> tuple[Tree, Tree, NDArray[np.bool_] | None]:
-    """The records at the chosen places, with seeds where a forward pass draws; and which of the places have one, for
-    back ends that take records `together`: None where all do."""
-    records, there = places.records(chosen)
+    """Return the records at the chosen slots, with seeds where a forward pass draws; and which of the slots have one,
+    for engines that compute records `together`: None where all do."""
+    records, there = slots.records(chosen)
     if there is not None and not together:
         chosen, records, there = chosen[there], records[there], None
     x, y = (moved(_blanked(tree, there), device) for tree in take(torch.from_numpy(records)))
-    return seeded(x, gradients, chosen, places.count, forward), y, there
+    return seeded(x, gradients, chosen, slots.count, forward), y, there
 
 
 def example_rows(
@@ -171,8 +172,8 @@ def example_rows(
 ) -> Iterator[Tensor | Parts]:
     """The gradients of the sampled examples that are present. For the exact mode one at a time, each as a copy: on a
     GPU a batch's size and an example's place in it are in the last bit of its gradient. On a CPU they are in none, or
-    the places are of no record's making (`separates_records`)."""
-    if isinstance(gradients, Together) and count(y):
+    the slots are of no record's making (`separates_records`)."""
+    if isinstance(gradients, BatchedGradients) and count(y):
         there = None if present is None else torch.from_numpy(present).to(theta.device)
         yield from gradients.parts(theta, x, y, coordinates, there)
         return
@@ -217,7 +218,7 @@ def _plain_mean(gradients: Gradients, theta: Tensor, x: Tree, y: Tree, batch: in
 
 
 def _blanked(tree: Tree, there: NDArray[np.bool_] | None) -> Tree:
-    """With zeros in the empty places: nothing about them may depend on a record, not even the time that they take."""
+    """With zeros in the empty slots: nothing about them may depend on a record, not even the time that they take."""
     if there is None:
         return tree
     empty = torch.from_numpy(~there)
@@ -226,3 +227,44 @@ def _blanked(tree: Tree, there: NDArray[np.bool_] | None) -> Tree:
 
 def _device(tree: Tree) -> torch.device:
     return next(leaves(tree)).device
+
+
+EMPTY = -1
+
+
+class SlotAssignment:
+    """The slots of an agent's records, for engines that compute records together.
+
+    Batches are drawn among slots, not among records. Where a record is missing its slot is empty: the others keep
+    theirs, and a batch has the same number of slots with it and without. So the slot of a record, and every effect of
+    rounding on it, is independent of which other records there are, as long as neighbours have equally many slots. That
+    holds for fixed-size sampling, whose neighbours have equally many records; for Poisson sampling a site names the
+    number (`max_records`).
+
+    Where a number of slots is named, records are assigned to them at random, anew for each participation: a file
+    without a record, or one that is kept sorted, has the others in other lines, and their slots must not tell. They are
+    assigned even where no slot stays empty, since in that file without a record one would be.
+    """
+
+    def __init__(self, records: int, max_records: int | None, sampling: Sampling, key: bytes) -> None:
+        """`max_records` is public. Without it, each record has the slot of its number. Fixed-size sampling leaves no
+        slot empty: there it says only that records are assigned at random."""
+        self.count = records if max_records is None or sampling == "fixed" else max_records
+        if self.count < records:
+            raise DataError(f"{records} records do not fit into room for {self.count}")
+        self._records: NDArray[np.int64] | None = None
+        if max_records is not None:
+            self._records = np.full(self.count, EMPTY, dtype=np.int64)
+            self._records[assign_slots(records, self.count, key)] = np.arange(records)
+
+    def records(self, slots: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.bool_] | None]:
+        """Return their records, and which slots have one; None where all do, and any record where there is none."""
+        if self._records is None:
+            return slots, None
+        found = self._records[slots]
+        return np.maximum(found, 0), found != EMPTY
+
+
+def assign_slots(records: int, slots: int, key: bytes) -> NDArray[np.int64]:
+    """Return the slot of each record: of all assignments, each is equally likely."""
+    return np.argsort(Stream(derive_key(key, "places")).uniform(slots), kind="stable")[:records]

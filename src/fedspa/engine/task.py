@@ -23,7 +23,8 @@ class LocalTask:
     sample, clip and noise, or a `NoPlan` where nothing is clipped or noised (FedAvg). `key` is the agent's private
     randomness of this round: who is sampled and what noise is drawn.
     `rows` says where in x and y the agent's records are, and then no engine may train on others; without, they are all.
-    `room` is a public number of places, of which an engine that takes records together gives each one (`places.py`).
+    `max_records` is a public number of slots, of which an engine that computes records together gives each one
+    (`SlotAssignment`).
     """
 
     x: Tree
@@ -35,7 +36,7 @@ class LocalTask:
     key: bytes
     exact: bool = False
     rows: Tensor | None = None
-    room: int | None = None
+    max_records: int | None = None
 
     @property
     def plan(self) -> GaussianPlan | None:
@@ -130,7 +131,7 @@ class Engine(Protocol):
         """Whether what a record adds to a release is a function of that record, θ and public numbers alone, to the
         bit: whoever else is sampled, wherever it stands among them, on any number of threads. Only then does one record
         move a sum by no more than the plan's bound for *every* θ; a site takes no other back end. Engines that
-        take records `Together` may use a record's place, too, where others have no part in it (`places.py`)."""
+        compute `BatchedGradients` may use a record's slot, too, where others have no part in it (`SlotAssignment`)."""
         ...
 
     def train(self, theta: Tensor, tasks: Sequence[LocalTask]) -> list[LocalResult]:

@@ -11,7 +11,7 @@ import torch
 
 from fedspa.agent.member import Member
 from fedspa.data.plugin import is_plugin
-from fedspa.engine.device import device_named
+from fedspa.engine.choose import device_named
 from fedspa.errors import ConfigError, quoted
 from fedspa.runs.sections import Data
 

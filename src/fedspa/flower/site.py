@@ -15,7 +15,7 @@
     model="package.module:build"   needed where the model is not one of fedspa's own
     features="orientations"        where the run names data.features: the same map, on this site's own records
     room=1000                      the most examples that this site will ever train on, a public number: under Poisson
-                                   sampling, engines that take records together need it (fedspa/engine/places.py)
+                                   sampling, engines that take records together need it (fedspa/engine/local.py)
     device="cuda"                  what it trains on; "cpu" where none is named
     simulation=true                plays agents of a simulation: seeded noise is then allowed, policy and ledger are not
                                    needed, and nothing that it sends is private
@@ -44,7 +44,7 @@ from fedspa.data.columns import is_table
 from fedspa.data.features import NAMES, Features, transform
 from fedspa.data.persons import grouped
 from fedspa.data.plugin import is_plugin
-from fedspa.engine.choose import Apart
+from fedspa.engine.choose import RecordIsolation
 from fedspa.errors import ConfigError, DataError
 from fedspa.examples import Examples, blanks, count, taken
 from fedspa.flower import node_config
@@ -184,9 +184,9 @@ class Site:
             )
         return found
 
-    def apart(self, sampling: Sampling) -> Apart:
+    def apart(self, sampling: Sampling) -> RecordIsolation:
         """How an engine must keep records apart here. A simulation's agents have a place per record."""
-        return "by place" if self.simulated or sampling == "fixed" or self.room is not None else "alone"
+        return "fixed-slot" if self.simulated or sampling == "fixed" or self.room is not None else "per-example"
 
     def _task(self, asked: TaskSection, held: Held) -> Task:
         if self.config is not None:

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from fedspa.data.persons import blank_person
-from fedspa.engine.choose import Apart, Choice, decide
-from fedspa.engine.local import Together
-from fedspa.engine.names import EngineName
+from fedspa.engine import EngineName
+from fedspa.engine.choose import Choice, RecordIsolation, decide
+from fedspa.engine.local import BatchedGradients
 from fedspa.engine.scores import Scores
 from fedspa.engine.task import Engine
 from fedspa.errors import ConfigError
@@ -85,7 +85,7 @@ def trainer_for(
     exact: bool,
     seed: int = 0,
     device: torch.device = _CPU,
-    apart: Apart = "alone",
+    apart: RecordIsolation = "per-example",
 ) -> Trainer:
     """Made once for each model, task and kind of examples. `most` is how many records of a person it is tried with;
     None where an example is a record. θ comes from the server; of what `seed` draws, only frozen values are used."""
@@ -107,7 +107,7 @@ def trainer_for(
             try_gradients(module, *each)
     if device.type != "cpu":  # a copy: what a head shares with the body stays with it
         trained = copied(trained).to(device)
-    choice = decide(engine, trained, like, device, threads, exact, task=learned, apart=apart)
+    choice = decide(engine, trained, like, device, threads, exact, task=learned, isolation=apart)
     chosen = choice.make()
     _require_apart(chosen, choice, device, apart)
     logger.info("engine %s on %s: %s", chosen.name, device, choice.why)
@@ -120,11 +120,11 @@ def trainer_for(
     return _TRAINERS[known]
 
 
-def _require_apart(engine: Engine, choice: Choice, device: torch.device, apart: Apart) -> None:
+def _require_apart(engine: Engine, choice: Choice, device: torch.device, apart: RecordIsolation) -> None:
     """With another engine a server's θ could move a sum by more than the bound."""
-    if engine.separates_records and not (apart == "alone" and isinstance(engine, Together)):
+    if engine.separates_records and not (apart == "per-example" and isinstance(engine, BatchedGradients)):
         return
-    passed = [f"for {name}: {obstacle.mend}" for name, obstacle in choice.passed.items() if obstacle.mend]
+    passed = [f"for {name}: {obstacle.fix}" for name, obstacle in choice.passed.items() if obstacle.fix]
     mends = [*passed, *([] if device.type == "cpu" else ['device="cpu" in the node-config'])]
     raise ConfigError(
         f"engine {engine.name!r} does not keep records apart on {device}; a site needs one that does ({choice.why})"

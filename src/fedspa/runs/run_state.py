@@ -177,9 +177,9 @@ def check_scores(server: Coordinator, done: list[RoundMetrics], config: Config, 
         return
     if exact or not math.isclose(loss, last.loss, rel_tol=1e-3, abs_tol=1e-6):
         raise CheckpointError(
-            f"the model in {folder} had a loss of {last.loss:.9g}{_format_scores(last.scores)} after round {last.round + 1}, "
-            f"and now has {loss:.9g}{_format_scores(scores)} with the same parameters: the code of its task, of its "
-            "module or of its features is another; resume with what the run was started with, or start a new run"
+            f"the model in {folder} had a loss of {last.loss:.9g}{_format_scores(last.scores)} after round "
+            f"{last.round + 1}, and now has {loss:.9g}{_format_scores(scores)} with the same parameters: the code "
+            "of its task, of its module or of its features is another; resume with what the run was started with, or start a new run"
         )
 
 

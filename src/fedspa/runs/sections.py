@@ -16,7 +16,7 @@ from fedspa.data import columns as tables
 from fedspa.data.columns import Schema, Table
 from fedspa.data.participation import Rule
 from fedspa.data.partition import split_scheme
-from fedspa.engine.names import EngineName
+from fedspa.engine import EngineName
 from fedspa.errors import ConfigError
 from fedspa.mechanisms.base import LARGEST_CLIP, SMALLEST_CLIP, Adversary, Clipping, ClipRule
 from fedspa.mechanisms.gaussian.calibrate import LEAST_NOISE, MOST_NOISE

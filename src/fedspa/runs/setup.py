@@ -18,8 +18,7 @@ from fedspa.data.dataset import Dataset
 from fedspa.data.participation import schedule
 from fedspa.data.persons import blank_person
 from fedspa.data.plugin import GIVEN
-from fedspa.engine.choose import Choice, choose, decide
-from fedspa.engine.device import device_named
+from fedspa.engine.choose import Choice, choose, decide, device_named
 from fedspa.engine.task import Engine
 from fedspa.errors import ConfigError
 from fedspa.examples import Examples, Tree, count, joined, layout

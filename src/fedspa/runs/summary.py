@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from fedspa.data.columns import Schema
-from fedspa.engine.local import Together
+from fedspa.engine.local import BatchedGradients
 from fedspa.errors import quoted
 from fedspa.learning.tasks import Baseline, Task
 from fedspa.runs.guarantee import Guarantee, finite, not_private_because, promised, warnings
@@ -27,8 +27,8 @@ TOGETHER = (
 
 def _takes_together(job: Simulated) -> bool:
     """Neighbours under Poisson sampling have a record more or less, and with it another number of places: a simulation
-    has no room (`fedspa.engine.places`)."""
-    by_place = isinstance(job.engine, Together) and job.config.privacy.sampling == "poisson"
+    has no room (`fedspa.engine.local`)."""
+    by_place = isinstance(job.engine, BatchedGradients) and job.config.privacy.sampling == "poisson"
     return by_place or not job.engine.separates_records
 
 

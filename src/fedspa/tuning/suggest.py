@@ -52,7 +52,7 @@ def first_settings(
 
 
 def noise_to_signal(noise: float, dimension: int, batch: int, uploads: int, local_steps: int) -> float:
-    """Norm of all the run's noise over that of its signal, were all records of one opinion. The same for every p."""
+    """Norm of all the run's noise over that of its signal if all gradients align. The same for every p."""
     return noise * math.sqrt(dimension) / (batch * math.sqrt(uploads * local_steps))
 
 

@@ -29,9 +29,8 @@ from fedspa.algorithms.cpsgd.release import release as true_release
 from fedspa.audit.result import Check, Question
 from fedspa.audit.run import FALSE_ALARM, Setting
 from fedspa.cli import app
-from fedspa.engine import native
+from fedspa.engine import EngineName, native
 from fedspa.engine.local import ClippedSums
-from fedspa.engine.names import EngineName
 from fedspa.engine.native import NativeEngine
 from fedspa.engine.task import Engine
 from fedspa.errors import ConfigError

@@ -13,9 +13,8 @@ from torch import Tensor, nn
 from fedspa.algorithms import ALGORITHMS, Agent, Terms, chosen
 from fedspa.algorithms.base import IntegerUpdate
 from fedspa.algorithms.cpsgd import respond as cpsgd
-from fedspa.engine.generic import GenericEngine
 from fedspa.engine.native import NativeEngine, library
-from fedspa.engine.reference import ReferenceEngine
+from fedspa.engine.per_example import PerExampleEngine, float64_reference
 from fedspa.errors import ConfigError, PrivacyError
 from fedspa.learning.flat import FlatModel
 from fedspa.mechanisms.base import Clipping
@@ -52,7 +51,7 @@ def agent(number: int = 0, key: int = 0) -> Agent:
 def sent(terms: Terms, who: Agent) -> Tensor:
     """Through the wire and back, as the server sees it."""
     module = net()
-    (answer,) = CPSGD.respond(FlatModel(module).flatten(), terms, [who], GenericEngine(module))
+    (answer,) = CPSGD.respond(FlatModel(module).flatten(), terms, [who], PerExampleEngine(module))
     assert isinstance(answer, IntegerUpdate)
     update = CPSGD.decode(CPSGD.encode(answer, terms, "int"), terms, "int", None, frozenset())
     assert isinstance(update, Update)
@@ -80,7 +79,7 @@ def test_the_native_engine_sends_what_generic_sends(clip: Clipping, rotation: bo
     for key in range(8):
         answers = [
             next(CPSGD.respond(theta, terms, [agent(key=key)], engine))
-            for engine in (GenericEngine(module), NativeEngine(module, 1))
+            for engine in (PerExampleEngine(module), NativeEngine(module, 1))
         ]
         numbers = [answer.values for answer in answers]
         assert np.abs(numbers[0] - numbers[1]).max() <= 1
@@ -100,7 +99,7 @@ def test_threads_change_no_bit_and_no_order() -> None:
 
 
 def clipped_mean(who: Agent) -> Tensor:
-    engine = ReferenceEngine(net())
+    engine = float64_reference(net())
     theta = FlatModel(net()).flatten().to(torch.float64)
     rows = torch.cat(list(engine.rows(theta, who.x, who.y, None)))
     return rows.clamp(-PLAN.clip_value, PLAN.clip_value).mean(dim=0)
@@ -123,7 +122,7 @@ def test_a_sum_has_the_mean_of_its_members(rotation: bool) -> None:
     terms = replace(TERMS, steps=plan)
     summed = chosen("cpsgd", "secure-aggregation")
     theta, agents = FlatModel(net()).flatten(), [agent(number) for number in range(5)]
-    answers = list(summed.respond(theta, terms, agents, GenericEngine(net())))
+    answers = list(summed.respond(theta, terms, agents, PerExampleEngine(net())))
     total = np.sum([answer.values for answer in answers], axis=0)
     bounds = plan.aggregation
     assert bounds is not None
@@ -176,7 +175,7 @@ def test_too_few_records_and_other_plans_are_refused() -> None:
     with pytest.raises(PrivacyError, match="no plan of cpsgd"):
         sent(replace(TERMS, steps=gaussian), agent())
     with pytest.raises(PrivacyError, match="does not add"):
-        list(ALGORITHMS["fedspa"].respond(FlatModel(net()).flatten(), TERMS, [agent()], GenericEngine(net())))
+        list(ALGORITHMS["fedspa"].respond(FlatModel(net()).flatten(), TERMS, [agent()], PerExampleEngine(net())))
 
 
 def test_an_engine_without_single_gradients_is_refused() -> None:
@@ -216,5 +215,5 @@ def test_batch_coins_and_noise_come_from_streams_of_their_own(monkeypatch: pytes
     monkeypatch.setattr(cpsgd, "draw_batch", batch)
     monkeypatch.setattr(cpsgd, "noised", noised)
     for key in (0, 1):
-        list(CPSGD.respond(FlatModel(net()).flatten(), TERMS, [agent(key=key)], GenericEngine(net())))
+        list(CPSGD.respond(FlatModel(net()).flatten(), TERMS, [agent(key=key)], PerExampleEngine(net())))
     assert len(set(drawn)) == 6

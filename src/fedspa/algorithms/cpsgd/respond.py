@@ -22,8 +22,16 @@ from fedspa.algorithms.base import Agent, Answer, IntegerUpdate, Terms, made_ahe
 from fedspa.algorithms.cpsgd.codec import decode_integers, encode_integers
 from fedspa.algorithms.cpsgd.plan import BinomialPlan, example_grid
 from fedspa.algorithms.cpsgd.release import Integers, dequantized, noised, summed
-from fedspa.engine.local import CLIP_UNITS, ClippedSums, Counted, Gradients, seeded, single_gradients, whole_rows
-from fedspa.engine.places import Places
+from fedspa.engine.local import (
+    CLIP_UNITS,
+    ClippedSums,
+    Counted,
+    Gradients,
+    SlotAssignment,
+    seeded,
+    single_gradients,
+    whole_rows,
+)
 from fedspa.engine.task import Engine
 from fedspa.errors import PrivacyError
 from fedspa.examples import Tree, moved, tensors
@@ -45,7 +53,7 @@ def _answer(theta: Tensor, terms: Terms, engine: Engine, agent: Agent) -> Intege
     sampling, rounding, noise, forward = (
         Stream(derive_key(agent.key, label)) for label in ("sampling", "rounding", "noise", "forward")
     )
-    places = Places(agent.records, agent.room, "fixed", agent.key)
+    places = SlotAssignment(agent.records, agent.room, "fixed", agent.key)
     chosen = draw_batch("fixed", plan.batch, 0.0, places.count, sampling)
     records, _ = places.records(chosen)  # with fixed-size batches no place is empty
     x, y = (moved(tree, theta.device) for tree in agent.take(torch.from_numpy(records)))

@@ -18,11 +18,11 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from fedspa.engine.layers import Unsupported
+from fedspa.engine import Unsupported, chain, combine
+from fedspa.engine.chain import Activation, Flatten, Pair, Pool, Weighted
+from fedspa.engine.chain import describe as describe_chain
 from fedspa.engine.native import library
-from fedspa.engine.native.describe import describe
-from fedspa.engine.native.library import Level
-from fedspa.engine.obstacle import Obstacle, together
+from fedspa.engine.native.library import Layer, Level
 from fedspa.engine.task import LocalResult, LocalTask, mask_outside, mask_unsorted, strange_record
 from fedspa.errors import ConfigError, DataError, PrivacyError
 from fedspa.mechanisms.base import LARGEST_CLIP, SMALLEST_CLIP, Clipping
@@ -31,15 +31,15 @@ from fedspa.mechanisms.gaussian.plan import CLIP_QUANTILE, CLIP_RATE
 from fedspa.randomness.streams import derive_key
 
 
-def supports(module: nn.Module, input_shape: tuple[int, ...]) -> Obstacle | None:
+def supports(module: nn.Module, input_shape: tuple[int, ...]) -> Unsupported | None:
     """None if the native back end can train this model on records of this shape, else why not."""
     missing = library.missing()
     faults = [] if missing is None else [missing]
     try:
         describe(module, input_shape)
     except Unsupported as why:
-        faults.append(why.obstacle)
-    return together(faults) if faults else None
+        faults.append(why)
+    return combine(faults) if faults else None
 
 
 class NativeEngine:
@@ -61,7 +61,7 @@ class NativeEngine:
         self.threads = threads
         self._level = library.number(level or library.best_level())
         self._dimension = sum(p.numel() for p in module.parameters())
-        self._nets: dict[tuple[tuple[int, ...], bool], int] = {}
+        self._nets: dict[tuple[int, ...], int] = {}
         self._building = Lock()
 
     def clipped_sum(
@@ -139,21 +139,21 @@ class NativeEngine:
             raise ConfigError(f"theta has {start.numel()} values; the model has {self._dimension} parameters")
         return start
 
-    def _net(self, shape: tuple[int, ...], straight: bool = False) -> int:
+    def _net(self, shape: tuple[int, ...]) -> int:
         """The library's net for records of this shape, built once, whichever thread asks first."""
         with self._building:
-            if (shape, straight) not in self._nets:
-                self._nets[shape, straight] = self._build(shape, straight)
-            return self._nets[shape, straight]
+            if shape not in self._nets:
+                self._nets[shape] = self._build(shape)
+            return self._nets[shape]
 
-    def _build(self, shape: tuple[int, ...], straight: bool) -> int:
+    def _build(self, shape: tuple[int, ...]) -> int:
         try:
             layers = describe(self._module, shape)
         except Unsupported as why:
             raise ConfigError(f"run.engine = 'native' is not possible for this model: {why}") from why
         sides = shape if len(shape) == 3 else (math.prod(shape), 1, 1)
         net: int = self._library.fedspa_net_new(
-            (library.Layer * len(layers))(*layers), len(layers), (c_int64 * 3)(*sides), self._dimension, straight
+            (library.Layer * len(layers))(*layers), len(layers), (c_int64 * 3)(*sides), self._dimension
         )
         if not net:
             raise ConfigError("run.engine = 'native' could not lay out this model; use run.engine = 'generic'")
@@ -169,10 +169,10 @@ class NativeEngine:
         x, y, numbers = _held(*task.tensors, task.rows)
         coordinates = None if task.coordinates is None else task.coordinates.to("cpu", torch.int64).contiguous()
         active = task.require_active(self._dimension)
-        # Where noise goes to many coordinates, their order matters more than the rest of a step.
-        net = self._net(tuple(x.shape[1:]), straight=plan is not None and 4 * active > self._dimension)
         delta = torch.empty(active, dtype=torch.float32)
-        agent = library.Agent(net=net, delta=delta.data_ptr(), code=library.STOPPED)  # until somebody has trained it
+        agent = library.Agent(
+            net=self._net(tuple(x.shape[1:])), delta=delta.data_ptr(), code=library.STOPPED
+        )  # until somebody has trained it
         order = agent.task
         order.x, order.y, order.numbers = x.data_ptr(), y.data_ptr(), None if numbers is None else numbers.data_ptr()
         order.records, order.held = task.records, len(y)
@@ -261,3 +261,36 @@ def _check(code: int, held: int = 0, dimension: int = 0) -> None:
 
 def _strange_numbers(held: int) -> DataError:
     return DataError(f"an agent's records are numbered beyond the {held} that there are")
+
+
+_ACTIVATIONS = {"relu": library.RELU, "tanh": library.TANH}
+_POOLS = {"max": library.MAXPOOL, "mean": library.AVGPOOL}
+
+
+def describe(module: nn.Module, input_shape: chain.Shape) -> list[Layer]:
+    """The layers in order, parameter offsets as in `FlatModel`; raises `Unsupported`."""
+    for parameter in module.parameters():
+        if parameter.dtype != torch.float32:
+            raise Unsupported(f"parameters of type {parameter.dtype}", "give module.float()")
+    return [_native(layer) for layer in describe_chain(module, input_shape, (Weighted, Pool, Activation, Flatten))]
+
+
+def _native(layer: chain.Layer) -> Layer:
+    if isinstance(layer, Weighted):
+        offsets = {"weight_offset": layer.weight, "bias_offset": -1 if layer.bias is None else layer.bias}
+        if layer.kind == "linear":
+            return Layer(kind=library.LINEAR, outputs=layer.outputs, **offsets)
+        window = _window(layer.kernel, layer.stride, layer.padding)
+        return Layer(kind=library.CONV, outputs=layer.outputs, **window, **offsets)
+    if isinstance(layer, Pool):
+        window = _window(layer.kernel, layer.stride, layer.padding)
+        return Layer(kind=_POOLS[layer.kind], count_include_pad=int(layer.count_padding), **window)
+    if isinstance(layer, Activation):
+        return Layer(kind=_ACTIVATIONS[layer.kind])
+    assert isinstance(layer, Flatten)
+    return Layer(kind=library.FLATTEN)
+
+
+def _window(kernel: Pair, stride: Pair, padding: Pair) -> dict[str, int]:
+    names = ("kernel_h", "kernel_w", "stride_h", "stride_w", "pad_h", "pad_w")
+    return dict(zip(names, (*kernel, *stride, *padding)))

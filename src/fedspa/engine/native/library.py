@@ -6,14 +6,14 @@ import ctypes
 import platform
 import shutil
 import sysconfig
-from ctypes import POINTER, Structure, c_double, c_int32, c_int64, c_uint8, c_uint64, c_void_p
+from ctypes import POINTER, Structure, c_double, c_int32, c_int64, c_uint8, c_void_p
 from functools import cache
 from pathlib import Path
 from typing import Literal, get_args
 
-from fedspa.engine.obstacle import Obstacle
+from fedspa.engine import Unsupported
 
-_ABI = 9
+_ABI = 10
 Level = Literal["plain", "avx2", "avx512", "neon"]  # as fedspa_native.h numbers them
 _NUMBERED: tuple[Level, ...] = get_args(Level)
 # Those that a CPU of this kind may have, the best last.
@@ -89,7 +89,7 @@ class Agent(Structure):
 def library() -> ctypes.CDLL | None:
     """The library, or None where it was not built (no compiler at install time) or is of another version."""
     try:
-        return _declare(ctypes.CDLL(str(_FILE)))  # calls release the interpreter's lock
+        return declare(ctypes.CDLL(str(_FILE)))  # calls release the interpreter's lock
     except OSError:
         return None
 
@@ -100,7 +100,7 @@ def compiler() -> tuple[str, str | None]:
     return name, shutil.which(name)
 
 
-def missing() -> Obstacle | None:
+def missing() -> Unsupported | None:
     """None where there is a library, else why there is none."""
     if library() is not None:
         return None
@@ -109,7 +109,7 @@ def missing() -> Obstacle | None:
     name, found = compiler()
     # pip keeps what it built: without the last option it would take the same files again.
     again = "install fedspa again from where it came, with pip's --force-reinstall --no-deps --no-cache-dir"
-    return Obstacle(why, again if found else f"install a C compiler ({name}), then {again}")
+    return Unsupported(why, again if found else f"install a C compiler ({name}), then {again}")
 
 
 def best_level() -> Level:
@@ -123,13 +123,13 @@ def number(level: Level) -> int:
     return _NUMBERED.index(level)
 
 
-def _declare(loaded: ctypes.CDLL) -> ctypes.CDLL | None:
+def declare(loaded: ctypes.CDLL) -> ctypes.CDLL | None:
     loaded.fedspa_abi.restype = c_int64
     if loaded.fedspa_abi() != _ABI:
         return None
     loaded.fedspa_best_level.restype = c_int64
     loaded.fedspa_net_new.restype = c_void_p
-    loaded.fedspa_net_new.argtypes = [POINTER(Layer), c_int64, POINTER(c_int64), c_int64, c_int64]
+    loaded.fedspa_net_new.argtypes = [POINTER(Layer), c_int64, POINTER(c_int64), c_int64]
     loaded.fedspa_net_free.restype = None
     loaded.fedspa_net_free.argtypes = [c_void_p]
     loaded.fedspa_classes.restype = c_int64
@@ -140,10 +140,4 @@ def _declare(loaded: ctypes.CDLL) -> ctypes.CDLL | None:
     loaded.fedspa_sum.argtypes = [c_void_p, c_int64, c_void_p, POINTER(Task), c_void_p, POINTER(c_int64)]
     loaded.fedspa_logits.restype = c_int64
     loaded.fedspa_logits.argtypes = [c_void_p, c_int64, c_void_p, c_void_p, c_int64, c_int64, c_void_p]
-    loaded.fedspa_words.restype = None
-    loaded.fedspa_words.argtypes = [c_void_p, c_int64, c_int64, c_int64, POINTER(c_uint64)]
-    loaded.fedspa_gaussian.restype = None
-    loaded.fedspa_gaussian.argtypes = [c_void_p, c_int64, c_int64, c_int64, c_void_p]
-    loaded.fedspa_draw.restype = c_int64
-    loaded.fedspa_draw.argtypes = [c_void_p, *[c_int64] * 5, c_void_p]
     return loaded

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
-from fedspa.engine.layers import Unsupported
+from fedspa.engine import Unsupported
 from fedspa.engine.local import local_steps, rows_at_once
-from fedspa.engine.obstacle import Obstacle
-from fedspa.engine.stacked import rules
+from fedspa.engine.stacked import engine
 from fedspa.engine.stacked.layers import describe
 from fedspa.engine.stacked.layers.base import Layer
 from fedspa.engine.task import LocalResult, LocalTask, mask_outside, mask_unsorted, strange_labels, strange_record
@@ -32,37 +32,37 @@ if TYPE_CHECKING:
 _FIRST_WITH_TF32 = (8, 0)
 
 
-def supports(module: nn.Module, input_shape: tuple[int, ...]) -> Obstacle | None:
+def supports(module: nn.Module, input_shape: tuple[int, ...]) -> Unsupported | None:
     """None if the stacked back end can train this model on records of this shape, else why not."""
     try:
         describe(module, input_shape)
     except Unsupported as why:
-        return why.obstacle
+        return why
     return None
 
 
-def device_obstacle(device: torch.device | str, exact: bool) -> Obstacle | None:
+def device_obstacle(device: torch.device | str, exact: bool) -> Unsupported | None:
     """None if the stacked back end can run on this device, with noise `exact` or without, else why not."""
     kind = torch.device(device).type
     if kind == "cpu":
         return None
     if kind != "cuda":
-        return Obstacle(f"it runs on CPUs and CUDA devices, and run.device is {kind!r}")
+        return Unsupported(f"it runs on CPUs and CUDA devices, and run.device is {kind!r}")
     if exact:
-        return Obstacle("it cannot draw noise 'exact' on a GPU", "privacy.noise = 'secure', in floating point")
+        return Unsupported("it cannot draw noise 'exact' on a GPU", "privacy.noise = 'secure', in floating point")
     if find_spec("triton") is None:
-        return Obstacle("its kernels need Triton, which is not installed", "pip install triton")
+        return Unsupported("its kernels need Triton, which is not installed", "pip install triton")
     return None
 
 
-def slows(device: torch.device | str, tf32: bool) -> Obstacle | None:
+def slows(device: torch.device | str, tf32: bool) -> Unsupported | None:
     """None if it runs as fast there as it can."""
     kind = torch.device(device)
     if tf32 or kind.type != "cuda" or not torch.cuda.is_available():
         return None
     if torch.cuda.get_device_capability(kind) < _FIRST_WITH_TF32:
         return None
-    return Obstacle(
+    return Unsupported(
         "products are in full float32",
         "run.tf32 = true rounds their factors to 10 bits of mantissa; the guarantee stays as it is",
     )
@@ -94,7 +94,7 @@ class LayerGradients:
         layers = self.layers(tuple(x.shape[1:]))
         x, y = self.readable(x, y)
         microbatch = rows_at_once(theta)
-        rule = _each_alone if theta.device.type == "cpu" else rules.example_gradients
+        rule = _each_alone if theta.device.type == "cpu" else engine.example_gradients
         for x_part, y_part in zip(torch.split(x, microbatch), torch.split(y, microbatch)):
             gradients = rule(layers, theta, x_part, y_part.clamp(min=0))
             gradients.masked_fill_((y_part < 0).unsqueeze(1), torch.nan)
@@ -121,7 +121,7 @@ def _each_alone(layers: Sequence[Layer], theta: Tensor, x: Tensor, y: Tensor) ->
     gradients = theta.new_empty(len(y), len(theta))
     with one_example_a_time():
         for gradient, one, label in zip(gradients, torch.split(x, 1), torch.split(y, 1)):
-            gradient.copy_(rules.example_gradients(layers, theta, one.clone(), label.clone())[0])
+            gradient.copy_(engine.example_gradients(layers, theta, one.clone(), label.clone())[0])
     return gradients
 
 
@@ -212,3 +212,26 @@ def _all_below(parts: Sequence[Tensor], limit: int) -> bool:
 def _values(x: Tensor, device: torch.device) -> Tensor:
     """Records as the rules and kernels take them; tokens too, which float32 holds exactly up to 2²⁴."""
     return x.detach().to(device, torch.float32)
+
+
+def loss_gradient(logits: Tensor, y: Tensor) -> Tensor:
+    """δ of the cross-entropy of each example by itself."""
+    return logits.softmax(dim=1) - functional.one_hot(y, logits.shape[1])
+
+
+def example_gradients(layers: Sequence[Layer], theta: Tensor, x: Tensor, y: Tensor) -> Tensor:
+    """Gradients of the examples, [b, d]."""
+    x, tape = x.flatten(1), []
+    for layer in layers:
+        x, kept = layer.forward(theta, x)
+        tape.append(kept)
+    delta = loss_gradient(x, y)
+    gradients = torch.empty(len(y), len(theta), dtype=theta.dtype, device=theta.device)
+    lowest = next(i for i, layer in enumerate(layers) if layer.start is not None)
+    for i in range(len(layers) - 1, lowest - 1, -1):
+        layer = layers[i]
+        if layer.start is not None:
+            gradients[:, layer.start : layer.start + layer.size] = layer.gradients(tape[i], delta)
+        if i > lowest:
+            delta = layer.backward(theta, tape[i], delta)
+    return gradients

@@ -14,8 +14,7 @@ import torch
 from torch import Tensor
 
 from fedspa.engine.local import Counted
-from fedspa.engine.stacked.batches import Batches, Draws, likely_largest
-from fedspa.engine.stacked.buffers import Shape, room
+from fedspa.engine.stacked.buffers import Batches, Draws, Shape, likely_largest, room
 from fedspa.engine.stacked.chacha import ChaChaNoise
 from fedspa.engine.stacked.engine import LayerGradients
 from fedspa.engine.stacked.layers.base import Layer

@@ -11,14 +11,15 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 
-from fedspa.engine.stacked import kernels, step_kernels, sum_kernels
-from fedspa.engine.stacked.buffers import ChainBuffers, Shape
+from fedspa.engine.stacked import kernels
+from fedspa.engine.stacked.buffers import ChainBuffers, RoundBuffers, Shape, Streams, new_stream
 from fedspa.engine.stacked.chacha import GROUP, LANES
-from fedspa.engine.stacked.layers.base import Layer
-from fedspa.engine.stacked.passes import Passes
-from fedspa.engine.stacked.step_end import end_step
-from fedspa.engine.stacked.streams import Streams, new_stream
+from fedspa.engine.stacked.layers import fuse
+from fedspa.engine.stacked.layers.base import Layer, Stage
+from fedspa.mechanisms.base import LARGEST_CLIP, SMALLEST_CLIP
+from fedspa.mechanisms.gaussian.plan import CLIP_QUANTILE, CLIP_RATE
 
 # Replaying a graph of several steps hides the gap between two graphs.
 _STEPS_A_GRAPH = 10
@@ -73,7 +74,7 @@ class Stack:
             passes.prepare()
             if private:
                 grid = (math.ceil(s.active / GROUP) + 1, s.agents)
-                step_kernels.noise[grid](held.keys, held.step, held.noise, s.active, LANES=LANES, num_warps=2)
+                kernels.noise[grid](held.keys, held.step, held.noise, s.active, LANES=LANES, num_warps=2)
         size = held.x.shape[2]
         kernels.gather[(math.ceil(size / 1024), s.capacity, s.agents)](
             *(held.pool, held.index, held.x, held.counts, held.step, s.agents, s.capacity, s.records),
@@ -87,15 +88,15 @@ class Stack:
             *(s.agents, s.capacity, s.records), C=classes, BLOCK=max(16, 1 << (classes - 1).bit_length()), num_warps=1,
         )  # fmt: skip
         mode = {
-            None: sum_kernels.SUM,
-            "coordinate": sum_kernels.COUNT if s.quantile else sum_kernels.CLAMP,
-            "l2": sum_kernels.SCALED,
+            None: kernels.SUM,
+            "coordinate": kernels.COUNT if s.quantile else kernels.CLAMP,
+            "l2": kernels.SCALED,
         }[s.clip]
         passes.backward(delta, mode)
         streams.join()
         if s.clip == "l2" or s.quantile:
             stage = passes.stage
-            sum_kernels.example_statistics[(s.capacity, s.agents)](
+            kernels.example_statistics[(s.capacity, s.agents)](
                 *(stage.first, stage.second, held.clips, stage.factors, self._shares, held.counts, held.step),
                 *(s.agents, s.capacity, stage.tiles, s.active),
                 MODE=mode, BLOCK=128, num_warps=1,
@@ -103,3 +104,81 @@ class Stack:
         if s.clip == "l2":
             passes.sum_again(mode)
         end_step(held, s, passes.all_sums, passes.table, passes.most_parts, self._shares)
+
+
+class Passes:
+    """`all_sums` holds every layer's partial sums; `table` says where: first coordinate, size, start, parts."""
+
+    def __init__(self, layers: Sequence[Layer], shape: Shape, held: ChainBuffers, tf32: bool, streams: Streams) -> None:
+        self.stage = Stage(shape, held, "tf32" if tf32 else "ieee", streams)
+        self._units = [layer.unit(self.stage) for layer in fuse(list(layers))]
+        for before, after in zip(self._units, self._units[1:]):
+            before.after, after.before = after, before
+        self._trained = [unit for unit in self._units if unit.layer.size]
+        self._allocate(held.x.device)
+
+    def _allocate(self, device: torch.device) -> None:
+        stage, s = self.stage, self.stage.shape
+        parts: list[tuple[int | None, int, int, int]] = []
+        end = 0
+        for unit in self._trained:
+            parts.append((unit.layer.start, unit.layer.size, end, unit.split))
+            end += s.agents * unit.split * unit.layer.size
+            unit.first_tile = stage.tiles
+            stage.tiles += unit.programs
+        self.all_sums = torch.zeros(end, dtype=torch.float64, device=device)
+        for unit, (_, size, start, split) in zip(self._trained, parts):
+            unit.sums = self.all_sums[start : start + s.agents * split * size]
+        self.table = torch.tensor(parts, dtype=torch.int64, device=device)
+        self.most_parts = max(unit.split for unit in self._trained)
+        statistics = stage.tiles if s.clip == "l2" or s.quantile else 1
+        stage.first = stage.make(s.capacity, statistics, dtype=torch.float64)
+        stage.second = stage.make(s.capacity, statistics if s.clip == "coordinate" else 1, dtype=torch.float64)
+        stage.factors = torch.ones(s.agents, s.capacity, device=device)
+
+    def prepare(self) -> None:
+        """What the step's kernels need of θ; they wait for it."""
+        for unit in self._units:
+            unit.prepare()
+        self.stage.prepared = self.stage.streams.mark()
+
+    def forward(self) -> Tensor:
+        """The logits of the step's batches; units keep what `backward` needs."""
+        s, x = self.stage.shape, self.stage.held.x
+        for unit in self._units:
+            x = unit.forward(x).view(s.agents, s.capacity, -1)
+        return x
+
+    def backward(self, delta: Tensor, mode: Any) -> None:
+        """From the loss's δ; adds up every layer's gradients by `mode`."""
+        for unit in reversed(self._units):
+            if unit.layer.size:
+                unit.delta = delta
+                with self.stage.streams.beside():
+                    unit.sum(mode, self._masked(mode))
+            if unit is self._trained[0]:
+                return
+            delta = unit.backward(delta)
+
+    def sum_again(self, mode: Any) -> None:
+        for unit in reversed(self._trained):
+            unit.sum(mode, self._masked(mode))
+
+    def _masked(self, mode: Any) -> bool:
+        return self.stage.shape.masked and mode != kernels.SUM and mode != kernels.CLAMP
+
+
+def end_step(held: RoundBuffers, s: Shape, sums: Tensor, table: Tensor, parts: int, shares: Tensor) -> None:
+    """`table` says where in `sums` each layer's are, in `parts` at most; `shares` feed the quantile."""
+    kernels.take_step[(math.ceil(s.active / 256), s.agents)](
+        *(held.theta, held.coordinates, sums, table, held.noise, held.clips, held.sigmas),
+        *(held.batches, held.sizes, held.flags, s.agents, s.dimension, s.active),
+        LAYERS=len(table), SPLITS=parts, MASKED=s.masked, NOISY=s.clip is not None, BLOCK=256,
+    )  # fmt: skip
+    if s.quantile:
+        kernels.move_clip[(s.agents,)](
+            *(shares, held.noise, held.clips, held.count_sigmas, held.batches, held.counts, held.step),
+            *(s.agents, s.capacity, s.active),
+            RATE=CLIP_RATE, QUANTILE=CLIP_QUANTILE, LEAST=SMALLEST_CLIP, MOST=LARGEST_CLIP, BLOCK=64, num_warps=1,
+        )  # fmt: skip
+    held.step.add_(1)

@@ -6,20 +6,21 @@ vmap sees to it that no example has a part in another's gradient. What is traced
 
 from __future__ import annotations
 
+import operator
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, cast
 
 import torch
-from torch import Tensor, fx
+from torch import Tensor, fx, nn
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from fedspa.engine.traced import ops
-from fedspa.engine.traced.recorder import record
 from fedspa.errors import first_line
 from fedspa.examples import Examples, Tree, blanks, mapped, moved
 from fedspa.learning.flat import FlatModel
@@ -169,3 +170,124 @@ def _first_sentence(error: Exception) -> str:
     if "data-dependent control flow" in str(error):
         return "it has data-dependent control flow (an `if` by a tensor's values, or `.item()`)"
     return first_line(error).split(". ")[0][:160]
+
+
+aten = torch.ops.aten
+
+
+def record(function: Callable[..., Sequence[Tensor]], given: Sequence[Tensor]) -> fx.GraphModule:
+    """(given) → list of tensors. Tensors that come from elsewhere are held as they are. Nodes know shapes and types."""
+    recorder = _Recorder(given)
+    with recorder:
+        found = function(*given)
+    return recorder.module(found)
+
+
+class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    def __init__(self, given: Sequence[Tensor]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._graph, self._root = fx.Graph(), nn.Module()
+        self._nodes: dict[int, fx.Node] = {}
+        self._alive: list[Tensor] = []  # a tensor is known by its address, which another may have after it
+        for number, tensor in enumerate(given):
+            self._know(tensor, self._graph.placeholder(f"given_{number}"))
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if function is aten.lift_fresh.default:
+            return self._fresh(*args)
+        wanted = pytree.tree_map_only(Tensor, self._node, (args, kwargs))
+        found = function(*args, **kwargs)
+        made = self._graph.call_function(function, *wanted)
+        if isinstance(found, Tensor):
+            self._know(found, made)
+        elif isinstance(found, tuple | list):
+            for place, each in enumerate(found):
+                if isinstance(each, Tensor):
+                    self._know(each, self._graph.call_function(operator.getitem, (made, place)))
+        return found
+
+    def _fresh(self, tensor: Tensor) -> Tensor:
+        """What torch.tensor makes is made anew each time: a program that wrote into it would else find that again."""
+        constant = self._node(tensor.detach().clone())
+        self._know(tensor, self._graph.call_function(aten.clone.default, (constant,)))
+        return tensor
+
+    def module(self, found: Sequence[Tensor]) -> fx.GraphModule:
+        self._graph.output([self._node(each) for each in found])
+        self._nodes, self._alive = {}, []
+        return fx.GraphModule(self._root, self._graph)
+
+    def _know(self, tensor: Tensor, node: fx.Node) -> None:
+        node.meta["shape"], node.meta["dtype"] = tuple(tensor.shape), tensor.dtype
+        self._nodes[id(tensor)] = node
+        self._alive.append(tensor)
+
+    def _node(self, tensor: Tensor) -> fx.Node:
+        """Where a tensor comes from; a constant, where nobody saw it made."""
+        if id(tensor) not in self._nodes:
+            name = f"constant_{len(self._root._buffers)}"
+            self._root.register_buffer(name, tensor.detach(), persistent=False)
+            self._know(tensor, self._graph.get_attr(name))
+        return self._nodes[id(tensor)]
+
+
+def for_any_size(few: fx.Graph, more: fx.Graph, sizes: tuple[int, int]) -> tuple[fx.Graph, dict[fx.Node, fx.Node]]:
+    """A graph whose first argument is the number of examples; and which of its nodes stands for which of the first."""
+    nodes, others = list(few.nodes), list(more.nodes)
+    if [(n.op, str(n.target)) for n in nodes if n.op != "get_attr"] != [
+        (n.op, str(n.target)) for n in others if n.op != "get_attr"
+    ] or len(nodes) != len(others):
+        raise Untraceable("its operations depend on the number of examples")
+    graph = fx.Graph()
+    merger = _Merger(graph, sizes)
+    for one, other in zip(nodes, others):
+        merger.add(one, other)
+    return graph, merger.made
+
+
+class _Merger:
+    def __init__(self, graph: fx.Graph, sizes: tuple[int, int]) -> None:
+        self._graph, self._sizes = graph, sizes
+        self._size = graph.placeholder("size")
+        self._lines: dict[tuple[int, int], fx.Node] = {}
+        self.made: dict[fx.Node, fx.Node] = {}
+        self._twins: dict[fx.Node, fx.Node] = {}
+
+    def add(self, one: fx.Node, other: fx.Node) -> None:
+        if one.op == "placeholder":
+            made = self._graph.placeholder(str(one.target))
+        else:
+            args, kwargs = self._merged(one.args, other.args), self._merged(one.kwargs, other.kwargs)
+            made = self._graph.create_node(one.op, one.target, args, kwargs)
+        made.meta = dict(one.meta)
+        self.made[one], self._twins[one] = made, other
+
+    def _merged(self, one: Any, other: Any) -> Any:
+        if isinstance(one, fx.Node):
+            if self._twins[one] is not other:
+                raise Untraceable("what its operations take depends on the number of examples")
+            return self.made[one]
+        if isinstance(one, dict):
+            return {key: self._merged(one[key], other[key]) for key in one}
+        if isinstance(one, tuple | list):
+            if len(one) != len(other):
+                raise Untraceable("its shapes depend on the number of examples")
+            return type(one)(self._merged(a, b) for a, b in zip(one, other))
+        if one == other or (one != one and other != other):  # or both are NaN
+            return one
+        return self._line(one, other)
+
+    def _line(self, one: Any, other: Any) -> fx.Node:
+        (small, large), whole = self._sizes, isinstance(one, int) and isinstance(other, int)
+        if not whole or (other - one) % (large - small):
+            raise Untraceable(f"{one} becomes {other} with {large} examples in place of {small}")
+        slope = (other - one) // (large - small)
+        line = slope, one - slope * small
+        if line not in self._lines:
+            self._lines[line] = self._graph.call_function(_line_at, (self._size, *line))
+        return self._lines[line]
+
+
+def _line_at(size: int, slope: int, start: int) -> int:
+    return slope * size + start

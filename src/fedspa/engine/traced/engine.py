@@ -4,26 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import lru_cache
 from threading import Lock
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
+from fedspa.engine import Unsupported
 from fedspa.engine.local import local_steps
-from fedspa.engine.obstacle import Obstacle
 from fedspa.engine.task import LocalResult, LocalTask, mask_outside, mask_unsorted
 from fedspa.engine.traced.capture import Untraceable
-from fedspa.engine.traced.cuts import Cuts, as_made, take
-from fedspa.engine.traced.program import Program, trace, trace_mean
-from fedspa.engine.traced.repeatable import repeatable
-from fedspa.engine.traced.verify import verify
+from fedspa.engine.traced.program import Cuts, Program, as_made, take, trace, trace_mean
 from fedspa.errors import first_line
 from fedspa.examples import Examples, Tree, count, in_order, mapped, taken
+from fedspa.learning.agreement import Disagreement, Rows, require_agreement
 from fedspa.learning.flat import FlatModel
-from fedspa.learning.forward import in_modes, modes
+from fedspa.learning.forward import Modes, in_modes, modes
+from fedspa.learning.synthetic import synthetic_examples
 from fedspa.learning.tasks import Task
 from fedspa.learning.tasks.wrappers import require_seeds
 from fedspa.learning.threads import torch_threads
@@ -46,19 +47,19 @@ def trace_engine(
     device: torch.device | str = "cpu",
     *,
     tf32: bool = False,
-) -> TracedEngine | Obstacle:
+) -> TracedEngine | Unsupported:
     """The engine for this model and examples made like those, or why there is none."""
     try:
         return TracedEngine(module, like, task, threads=threads, device=device, tf32=tf32)
     except Untraceable as why:
-        return Obstacle(f"torch cannot trace this model: {why}")
+        return Unsupported(f"torch cannot trace this model: {why}")
     except Exception as error:  # torch is asked for much here, of a module that may be anything
-        return Obstacle(f"torch cannot trace this model ({type(error).__name__}: {first_line(error)})")
+        return Unsupported(f"torch cannot trace this model ({type(error).__name__}: {first_line(error)})")
 
 
 class TracedEngine:
-    """Examples of a batch are computed together, each at its place (`places.py`), in blocks whose sizes follow from the
-    number of places alone."""
+    """Examples of a batch are computed together, each at its slot (`SlotAssignment`), in blocks whose sizes
+    follow from the number of slots alone."""
 
     name = "traced"
     separates_records = True
@@ -219,3 +220,54 @@ def _require_mask(coordinates: Tensor, dimension: int) -> None:
         raise mask_outside(dimension)
     if bool((coordinates.diff() <= 0).any()):
         raise mask_unsorted()
+
+
+aten = torch.ops.aten
+# Other numbers of examples than those of the trace, below them and above.
+_SIZES = 1, 7
+
+
+def verify(model: FlatModel, modes: Modes, like: Examples, rows: Rows) -> None:
+    """Raise `Untraceable` unless `rows`, where Dropout keeps everything, are the gradients of single examples."""
+    examples = synthetic_examples(like, model.module, model.task)
+    try:
+        with in_modes(modes):
+            require_agreement(model, examples, rows, sizes=_SIZES, mode=_KeepAll)
+    except Disagreement as error:
+        raise Untraceable(
+            f"its gradients of examples that are taken together are not those of single ones (parameters {error})"
+        ) from error
+
+
+class _KeepAll(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Bernoulli variables are all one, as in a program without a generator."""
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if function is aten.bernoulli_.float:
+            return aten.fill_.Scalar(args[0], 1)
+        return function(*args, **(kwargs or {}))
+
+
+@contextmanager
+def repeatable(device: torch.device, tf32: bool) -> Iterator[None]:
+    """Kernels that add in one order, and products of 10 or of 23 bits. On a CPU nothing has to be changed."""
+    if device.type != "cuda":
+        yield
+        return
+    cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
+    before = (
+        torch.are_deterministic_algorithms_enabled(),
+        torch.is_deterministic_algorithms_warn_only_enabled(),
+        torch.utils.deterministic.fill_uninitialized_memory,  # type: ignore[attr-defined]
+        matmul.allow_tf32,
+    )
+    torch.use_deterministic_algorithms(True)
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
+    matmul.allow_tf32 = tf32
+    try:
+        with cudnn.flags(enabled=True, benchmark=False, deterministic=True, allow_tf32=tf32):
+            yield
+    finally:
+        torch.use_deterministic_algorithms(before[0], warn_only=before[1])
+        torch.utils.deterministic.fill_uninitialized_memory = before[2]  # type: ignore[attr-defined]
+        matmul.allow_tf32 = before[3]

@@ -9,9 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedspa.engine.places import EMPTY, Places
-from fedspa.engine.stacked.batches import Batches, Draws
-from fedspa.engine.stacked.buffers import Shape
+from fedspa.engine.local import EMPTY, SlotAssignment
+from fedspa.engine.stacked.buffers import Batches, Draws, Shape
 from fedspa.engine.task import LocalResult, LocalTask
 from fedspa.engine.traced.gpu_stack import Stack
 from fedspa.engine.traced.program import Program
@@ -120,9 +119,9 @@ class Rounds:
 
 def placed(task: LocalTask) -> Batches:
     """All batches of a participation: records by their places, EMPTY where a place has none."""
-    places = Places(task.records, task.room, task.sampling, task.key)
-    drawn = Draws(task, places.count).whole()
-    records, there = places.records(drawn.records)
+    slots = SlotAssignment(task.records, task.max_records, task.sampling, task.key)
+    drawn = Draws(task, slots.count).whole()
+    records, there = slots.records(drawn.records)
     return Batches(records if there is None else np.where(there, records, EMPTY), drawn.sizes)
 
 

@@ -17,8 +17,7 @@ from torch import Tensor
 
 from fedspa.engine.stacked.buffers import RoundBuffers, Shape
 from fedspa.engine.task import LocalTask
-from fedspa.engine.traced.gpu_layers import placed_layers
-from fedspa.engine.traced.gpu_steps import Steps
+from fedspa.engine.traced.gpu_steps import Steps, placed_layers
 from fedspa.engine.traced.program import Program
 from fedspa.examples import Examples, in_order, leaves
 from fedspa.mechanisms.clipping import CLIP_MARGIN, PLAIN, two_sum

@@ -1,9 +1,9 @@
-/* The C interface: picks the level. */
-#include "levels.h"
-#include "net.h"
-#include "stream.h"
-
+/* The C interface: picks the level, and spreads the work of a round over threads. */
+#include <pthread.h>
+#include <signal.h>
 #include <stdlib.h>
+
+#include "net.h"
 
 int64_t fedspa_abi(void) { return FEDSPA_ABI; }
 
@@ -21,14 +21,9 @@ int64_t fedspa_best_level(void) {
     return LEVEL_PLAIN;
 }
 
-/* A level above what the CPU has would crash: take the best there is instead. */
-static int64_t at_most_best(int64_t level) {
-    const int64_t best = fedspa_best_level();
-    return level < best ? level : best;
-}
-
 const struct level *fedspa_level(int64_t level) {
-    level = at_most_best(level);
+    const int64_t best = fedspa_best_level();
+    if (level > best) level = best; /* one above what the CPU has would crash */
 #if defined(__x86_64__)
     if (level >= LEVEL_AVX512) return &fedspa_level_avx512;
     if (level >= LEVEL_AVX2) return &fedspa_level_avx2;
@@ -45,34 +40,80 @@ int64_t fedspa_sum(const struct fedspa_net *net, int64_t level, const float *the
     return code == FEDSPA_OK ? fedspa_level(level)->sum(net, theta, task, sum, zeroed) : code;
 }
 
-void fedspa_words(const uint8_t *key, int64_t level, int64_t position, int64_t count, uint64_t *words) {
-    struct stream stream;
-    uint64_t room[66];
-    stream_open(&stream, key, (int)at_most_best(level), (uint64_t)position);
-    for (int64_t done = 0; done < count; done += 64) {
-        int64_t n = count - done < 64 ? count - done : 64;
-        const uint64_t *word = stream_words(&stream, n, room);
-        for (int64_t i = 0; i < n; i++) words[done + i] = word[i];
-    }
+/* Runs `work` on that many threads, and waits for them. Where none can be had, the caller does all of it. */
+static void in_threads(int64_t threads, void *(*work)(void *), void *shared) {
+    pthread_t *members = threads > 1 ? malloc((size_t)threads * sizeof *members) : NULL;
+    int64_t started = 0;
+    static const int own[] = {SIGSEGV, SIGBUS, SIGFPE, SIGILL};
+    sigset_t most, before;
+    sigfillset(&most); /* signals are for the threads that Python knows, but for those that a thread brings on itself */
+    for (int i = 0; i < 4; i++) sigdelset(&most, own[i]);
+    pthread_sigmask(SIG_SETMASK, &most, &before);
+    while (members && started < threads && !pthread_create(members + started, NULL, work, shared)) started++;
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    if (started == 0) work(shared);
+    while (started > 0) pthread_join(members[--started], NULL);
+    free(members);
 }
 
-void fedspa_gaussian(const uint8_t *key, int64_t level, int64_t position, int64_t count, double *values) {
-    fedspa_level(level)->gaussian(key, position, count, values);
+/* The number of the next piece. */
+static int64_t next_of(int64_t *taken) { return __atomic_fetch_add(taken, 1, __ATOMIC_RELAXED); }
+
+struct round {
+    struct fedspa_agent *agents;
+    int64_t count, taken;
+    const struct level *level;
+    const float *theta;
+    int32_t *stop;
+};
+
+static void *train_agents(void *shared) {
+    struct round *round = shared;
+    for (int64_t i; (i = next_of(&round->taken)) < round->count;) {
+        struct fedspa_agent *agent = round->agents + i;
+        agent->code = task_fault(agent->net, &agent->task);
+        if (agent->code == FEDSPA_OK)
+            agent->code = round->level->train(agent->net, round->theta, &agent->task, agent->delta, &agent->clip,
+                                              &agent->zeroed, round->stop);
+        if (agent->code != FEDSPA_OK) __atomic_store_n(round->stop, 1, __ATOMIC_RELAXED); /* nobody waits for the others */
+    }
+    return NULL;
 }
 
-int64_t fedspa_draw(const uint8_t *key, int64_t level, int64_t skip, int64_t sampling, int64_t records, int64_t batch,
-                    int64_t *chosen) {
-    struct stream stream;
-    uint64_t *words = malloc(3 * 8 * (size_t)stream_room(records, batch));
-    uint8_t *seen = malloc((size_t)records + 1);
-    int64_t count = -1;
-    if (words && seen) {
-        stream_open(&stream, key, (int)at_most_best(level), (uint64_t)skip);
-        count = sampling == SAMPLE_POISSON
-                    ? draw_poisson(&stream, (double)batch / (double)records, records, chosen, words)
-                    : draw_fixed(&stream, batch, records, chosen, words, seen);
+void fedspa_train(struct fedspa_agent *agents, int64_t count, int64_t level, const float *theta, int64_t threads,
+                  int32_t *stop) {
+    struct round round = {agents, count, 0, fedspa_level(level), theta, stop};
+    in_threads(threads < count ? threads : count, train_agents, &round);
+}
+
+struct examination {
+    const struct fedspa_net *net;
+    const struct level *level;
+    const float *theta, *x;
+    int64_t count, each, taken; /* `each` records a piece */
+    float *logits;
+    int64_t code;
+};
+
+static void *examine(void *shared) {
+    struct examination *all = shared;
+    const int *input = all->net->input;
+    const int64_t size = (int64_t)input[0] * input[1] * input[2];
+    for (int64_t first; (first = all->each * next_of(&all->taken)) < all->count;) {
+        const int64_t left = all->count - first;
+        const int64_t code = all->level->logits(all->net, all->theta, all->x + first * size,
+                                                left < all->each ? left : all->each,
+                                                all->logits + first * all->net->classes);
+        if (code != FEDSPA_OK) __atomic_store_n(&all->code, code, __ATOMIC_RELAXED);
     }
-    free(words);
-    free(seen);
-    return count;
+    return NULL;
+}
+
+int64_t fedspa_logits(const struct fedspa_net *net, int64_t level, const float *theta, const float *x, int64_t count,
+                      int64_t threads, float *logits) {
+    if (threads > count) threads = count;
+    const int64_t each = threads > 1 ? (count + threads - 1) / threads : count;
+    struct examination all = {net, fedspa_level(level), theta, x, count, each, 0, logits, FEDSPA_OK};
+    in_threads(threads, examine, &all);
+    return all.code;
 }

@@ -8,7 +8,7 @@
 
 #include <stdint.h>
 
-#define FEDSPA_ABI 9
+#define FEDSPA_ABI 10
 
 enum { LAYER_CONV, LAYER_LINEAR, LAYER_MAXPOOL, LAYER_AVGPOOL, LAYER_RELU, LAYER_TANH, LAYER_FLATTEN };
 
@@ -61,10 +61,9 @@ struct fedspa_agent {
 int64_t fedspa_abi(void);
 int64_t fedspa_best_level(void);
 
-/* NULL where the layers do not fit each other or memory ran out. Input is (channels, height, width). `straight` lets
- * theta keep more of its order inside: a step costs a little more, noise on most of the coordinates much less. */
+/* NULL where the layers do not fit each other or memory ran out. Input is (channels, height, width). */
 struct fedspa_net *fedspa_net_new(const struct fedspa_layer *layers, int64_t count, const int64_t *input,
-                                  int64_t dimension, int64_t straight);
+                                  int64_t dimension);
 void fedspa_net_free(struct fedspa_net *net);
 int64_t fedspa_classes(const struct fedspa_net *net);
 
@@ -81,11 +80,5 @@ int64_t fedspa_sum(const struct fedspa_net *net, int64_t level, const float *the
 /* logits: one row of the net's outputs for each of `count` records. */
 int64_t fedspa_logits(const struct fedspa_net *net, int64_t level, const float *theta, const float *x, int64_t count,
                       int64_t threads, float *logits);
-
-/* Parts on their own, for tests and benchmarks. */
-void fedspa_words(const uint8_t *key, int64_t level, int64_t position, int64_t count, uint64_t *words);
-void fedspa_gaussian(const uint8_t *key, int64_t level, int64_t position, int64_t count, double *values);
-int64_t fedspa_draw(const uint8_t *key, int64_t level, int64_t skip, int64_t sampling, int64_t records, int64_t batch,
-                    int64_t *chosen);
 
 #endif

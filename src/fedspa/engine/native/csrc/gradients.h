@@ -6,7 +6,45 @@
 #include <math.h>
 
 #include "lists.h"
-#include "pieces.h"
+
+/* How the weights of an output channel are cut into pieces (weight_gradients.h): once per agent, from its mask. Vectors
+ * without an active coordinate are left out: at p = .05 those are about half.
+ */
+/* One output channel's pieces: as few as its vectors need, of about the same length. */
+static void cut_output(const struct work *w, int i, int64_t row, struct piece *piece, int32_t *from, int32_t *to) {
+    const int pieces = w->pieces[i].each;
+    int count = 0;
+    for (int vector = 0; vector < segments_of(w->net->ops + i); vector++) {
+        if (!w->all_active && !any_set(w->active + row + vector * LANES)) continue;
+        from[count] = w->segment[i][vector];
+        to[count++] = vector * LANES;
+    }
+    const int needed = (count + PIECE - 1) / PIECE;
+    for (int p = 0, done = 0; p < pieces; p++, piece++) {
+        const int size = p < needed ? (count - done + needed - p - 1) / (needed - p) : 0;
+        *piece = (struct piece){size, from + done, to + done};
+        done += size;
+    }
+}
+
+/* The pieces of every output channel; where all coordinates are active they are the same for all. Is there memory for
+ * them? */
+static int cut_weights(struct work *w) {
+    for (int i = 0; i < w->net->count; i++) {
+        const struct op *op = w->net->ops + i;
+        if (op->kind != OP_WEIGHTED) continue;
+        const int all = segments_of(op), outputs = w->all_active ? 1 : op->outputs;
+        struct pieces *pieces = w->pieces + i;
+        pieces->each = (all + PIECE - 1) / PIECE;
+        pieces->stride = w->all_active ? 0 : pieces->each;
+        pieces->piece = take(w, (int64_t)outputs * pieces->each * (int64_t)sizeof *pieces->piece);
+        int32_t *from = take(w, 4 * (int64_t)outputs * all), *to = take(w, 4 * (int64_t)outputs * all);
+        for (int o = 0; o < outputs && !w->failed; o++)
+            cut_output(w, i, op->weights + (int64_t)o * op->row_length, pieces->piece + o * pieces->each,
+                       from + (int64_t)o * all, to + (int64_t)o * all);
+    }
+    return !w->failed;
+}
 
 enum { GRADIENT_ADD, GRADIENT_ADD_SCALED, GRADIENT_LOOK, GRADIENT_NORM };
 
@@ -19,13 +57,12 @@ INLINE void one_piece(struct work *w, int i, int r, int p, const struct list *l,
     const float *x = w->unit[i];
     const int64_t row = op->weights + (int64_t)r * op->row_length;
     const struct piece_functions *use = PIECE_FUNCTIONS + piece->count - 1;
-    float *kept = w->kept[i];
     if (what == GRADIENT_ADD) use->add(x, l, piece, w->sum + row);
     else if (what == GRADIENT_ADD_SCALED && op->linear) /* by the layer: by the list, company would decide the rounding */
         use->scaled_products(x, l, piece, w->units + row, w->factor, w->most);
     else if (what == GRADIENT_ADD_SCALED) use->add_scaled(x, l, piece, w->units + row, w->factor, w->most);
     else if (what == GRADIENT_LOOK) use->look(x, l, piece, w->active + row, bound, w->looks);
-    else use->norm(x, l, piece, w->active + row, w->looks, kept ? kept + row - op->weights : NULL, kept_floats(op));
+    else use->norm(x, l, piece, w->active + row, w->looks);
 }
 
 INLINE V alive_deltas(const struct op *op, const float *delta, const float *unit, int32_t at) {
@@ -58,7 +95,6 @@ PHASE void bias_gradients(struct work *w, int i, int n, int what, float bound) {
                 store_int(w->units + at, load_int(w->units + at) + to_units(splat(w->factor[e]) * sum, splat(w->most)));
             else {
                 struct look *look = w->looks + e;
-                if (what == GRADIENT_NORM && w->kept[i]) store(w->kept[i] + e * kept_floats(op) + at - op->weights, sum);
                 sum = (V)((I)sum & load_int(w->active + at));
                 if (what == GRADIENT_NORM) look->lanes = add_squares(look->lanes, sum);
                 else look_at(look, 1, &sum, bound);
@@ -92,37 +128,13 @@ PHASE void bound_linear(struct work *w, int i, int n) {
     }
 }
 
-/* The sum gets the kept gradients of an operation, each times its example's factor. */
-PHASE void add_kept(struct work *w, int i, int n) {
-    const struct op *op = w->net->ops + i;
-    const int64_t stride = kept_floats(op);
-    int32_t *sum = w->units + op->weights;
-    for (int64_t s = 0; s < stride; s += LANES) {
-        I total = load_int(sum + s);
-        for (int e = 0; e < n; e++)
-            if (w->factor[e] != 0)
-                total += to_units(splat(w->factor[e]) * load(w->kept[i] + e * stride + s), splat(w->most));
-        store_int(sum + s, total);
-    }
-}
-
 /* The weights of one operation: a block of output channels after the other, and within it piece by piece. */
 static void block_gradients(struct work *w, int i, int n, int what, float bound) {
-    const struct op *op = w->net->ops + i;
-#if LEVEL == 2
-    const struct buffer *out = w->net->buffers + i + 1;
-    const int many = out->height * out->width >= LANES / 2 && op->pool_h * op->pool_w <= LANES;
-#else
-    const int many = 0;
-#endif
-    for (int first = 0, block = many ? LISTS : LIST_BLOCK; first < op->outputs; first += block) {
-#if LEVEL == 2
-        if (many) build_many_lists(w, i, first, n);
-        else
-#endif
+    const int outputs = w->net->ops[i].outputs;
+    for (int first = 0; first < outputs; first += LIST_BLOCK) {
         build_lists(w, i, first, n);
         for (int p = 0; p < w->pieces[i].each; p++)
-            for (int o = 0; o < block && first + o < op->outputs; o++)
+            for (int o = 0; o < LIST_BLOCK && first + o < outputs; o++)
                 if (w->lists[o].count > 0) one_piece(w, i, first + o, p, w->lists + o, what, bound);
     }
 }
@@ -132,15 +144,10 @@ static void gradients(struct work *w, int n, int what, float bound) {
     for (int i = w->net->count - 1; i >= 0; i--) {
         const struct op *op = w->net->ops + i;
         if (op->kind != OP_WEIGHTED) continue;
-        if (what == GRADIENT_ADD_SCALED && w->kept[i]) {
-            add_kept(w, i, n);
-            continue;
-        }
         if (what == GRADIENT_NORM && op->linear && w->all_active) {
             bound_linear(w, i, n);
             continue;
         }
-        if (what == GRADIENT_NORM && w->kept[i]) memset(w->kept[i], 0, 4 * (size_t)(n * kept_floats(op)));
         if (op->bias >= 0) bias_gradients(w, i, n, what, bound);
         block_gradients(w, i, n, what, bound);
     }

@@ -1,16 +1,6 @@
-/* AVX2 and FMA. The target is set here and not on the command line, so that no other file needs this CPU. */
+/* AVX2 and FMA. */
 #if defined(__x86_64__)
-#if defined(__clang__)
-#pragma clang attribute push(__attribute__((target("avx2,fma"))), apply_to = function)
-#else
-#pragma GCC target("avx2,fma")
-#endif
 #define LEVEL 1
-#include "levels.h"
-#include "step.h"
-
-const struct level fedspa_level_avx2 = {train_agent, sum_clipped, find_logits, draw_gaussians};
-#if defined(__clang__)
-#pragma clang attribute pop
-#endif
+#define LEVEL_NAME fedspa_level_avx2
+#include "level.h"
 #endif

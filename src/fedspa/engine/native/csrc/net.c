@@ -1,8 +1,73 @@
-/* From a list of layers to a chain of operations: shapes, fusion, buffers and the row layout. */
+/* From a list of layers to a chain of operations: shapes, fusion, buffers and the row layout; and the memory that trainings
+ * work in. */
 #include "net.h"
 
 #include <stdlib.h>
 #include <string.h>
+
+#define LINE 64
+
+struct memory *memory_borrow(struct memory_pool *pool) {
+    struct memory *memory = NULL;
+    for (int i = 0; i < SPARES && !memory; i++) /* a look first: an exchange takes the line from the other cores */
+        if (__atomic_load_n(pool->spare + i, __ATOMIC_RELAXED))
+            memory = __atomic_exchange_n(pool->spare + i, NULL, __ATOMIC_ACQUIRE);
+    if (!memory) memory = calloc(1, sizeof *memory);
+    if (memory) memory->used = 0;
+    return memory;
+}
+
+static void discard(struct memory *memory) {
+    for (int i = 0; i < memory->count; i++) free(memory->block[i]);
+    free(memory->block);
+    free(memory->size);
+    free(memory);
+}
+
+void memory_return(struct memory_pool *pool, struct memory *memory) {
+    for (int i = 0; i < SPARES; i++) {
+        struct memory *none = NULL;
+        if (__atomic_compare_exchange_n(pool->spare + i, &none, memory, 0, __ATOMIC_RELEASE, __ATOMIC_RELAXED)) return;
+    }
+    discard(memory);
+}
+
+void memory_free(struct memory_pool *pool) {
+    for (int i = 0; i < SPARES; i++)
+        if (pool->spare[i]) discard(pool->spare[i]);
+}
+
+/* Makes room for one more block to be noted. */
+static int grow(struct memory *memory) {
+    const int room = 2 * memory->room + 64;
+    void **block = realloc(memory->block, (size_t)room * sizeof *block);
+    if (block) memory->block = block;
+    int64_t *size = realloc(memory->size, (size_t)room * sizeof *size);
+    if (size) memory->size = size;
+    if (!block || !size) return 0;
+    memory->room = room;
+    return 1;
+}
+
+void *memory_take(struct memory *memory, int64_t bytes) {
+    const int64_t size = (bytes + 2 * LINE - 1) / LINE * LINE;
+    const int i = memory->used;
+    if (i == memory->room && !grow(memory)) return NULL;
+    if (i < memory->count && memory->size[i] < size) {
+        free(memory->block[i]);
+        memory->block[i] = NULL;
+        memory->size[i] = 0;
+    }
+    if (i == memory->count || !memory->block[i]) {
+        memory->block[i] = aligned_alloc(LINE, (size_t)size);
+        if (i == memory->count) memory->count++;
+        memory->size[i] = memory->block[i] ? size : 0;
+        if (!memory->block[i]) return NULL;
+        memset(memory->block[i], 0, (size_t)size);
+    }
+    memory->used++;
+    return memory->block[i];
+}
 
 static int64_t round_up(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
 
@@ -60,7 +125,6 @@ static void add_weighted(struct fedspa_net *net, struct op *op, const struct fed
     net->layout += (int64_t)op->outputs * op->row_length;
     op->bias = l->bias_offset < 0 ? -1 : net->layout;
     net->layout += l->bias_offset < 0 ? 0 : op->outputs_padded;
-    if (!op->linear) net->convolutions = net->layout;
     op->packed = net->packed;
     /* Room for the weights as they are, as winograd.h wants 3 x 3 (16 points), or as strip.h wants five wide (8 a row). */
     const int points = op->kernel_w == 5 ? 8 * op->kernel_h : larger(op->kernel_h * op->kernel_w, 16);
@@ -133,11 +197,6 @@ static int build(struct fedspa_net *net, const struct fedspa_layer *layers, int6
             shape_buffer(out, op->outputs, op->full_h, op->full_w);
             break;
         case LAYER_LINEAR:
-            if (net->straight && in->channels > 1 && in->height * in->width > 1) {
-                op->kind = OP_FLATTEN;
-                shape_buffer(out, in->channels * in->height * in->width, 1, 1);
-                net->count++, op++, in++, out++;
-            }
             add_weighted(net, op, l, in);
             shape_buffer(out, op->outputs, 1, 1);
             flat = 1;
@@ -180,15 +239,14 @@ static int build(struct fedspa_net *net, const struct fedspa_layer *layers, int6
 }
 
 struct fedspa_net *fedspa_net_new(const struct fedspa_layer *layers, int64_t count, const int64_t *input,
-                                  int64_t dimension, int64_t straight) {
+                                  int64_t dimension) {
     struct fedspa_net *net = calloc(1, sizeof *net);
     if (!net) return NULL;
-    net->ops = calloc((size_t)count + 2, sizeof *net->ops); /* one more than layers: OP_FLATTEN */
-    net->buffers = calloc((size_t)count + 3, sizeof *net->buffers);
+    net->ops = calloc((size_t)count + 1, sizeof *net->ops);
+    net->buffers = calloc((size_t)count + 2, sizeof *net->buffers);
     net->place = calloc((size_t)dimension, sizeof *net->place);
     net->pool = calloc(1, sizeof *net->pool);
     net->dimension = dimension;
-    net->straight = straight != 0;
     if (net->ops && net->buffers && net->place && net->pool) {
         for (int i = 0; i < 3; i++) net->input[i] = (int)input[i];
         shape_buffer(net->buffers, net->input[0], net->input[1], net->input[2]);

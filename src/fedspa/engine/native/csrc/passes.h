@@ -2,7 +2,6 @@
 #ifndef FEDSPA_PASSES_H
 #define FEDSPA_PASSES_H
 
-#include "linear.h"
 #include "lists.h"
 #include "pool.h"
 #include "work.h"
@@ -34,20 +33,15 @@ PHASE void load_examples(struct work *w, const struct fedspa_task *task, const i
 static void forward_strips(struct work *w, int i, int n) {
     const struct op *op = w->net->ops + i;
     const struct buffer *in = w->net->buffers + i, *out = in + 1;
-    const float *packed = w->packed + op->packed;
+    const int pairs = pools_pairs(op), at_once = pairs ? PICKS : out->height;
     for (int e = 0; e < n; e++) {
-        float *to = w->unit[i + 1] + e * out->example;
-        int32_t *picks = op->pool ? w->arg[i] + e * pick_words(op, out) : NULL;
         strip_transform(op, in, w->unit[i] + e * in->example, w->space);
-        if (!pools_pairs(op)) {
-            strip_forward(op, in, 0, op->used_h, packed, w->scratch, w->space);
-            finish_conv(op, out, w->scratch, w->theta, to, picks);
-            continue;
-        }
-        for (int y = 0; y < out->height; y += PICKS) {
-            const int rows = out->height - y < PICKS ? out->height - y : PICKS;
-            strip_forward(op, in, 2 * y, 2 * rows, packed, w->scratch, w->space);
-            finish_pairs(op, out, y, rows, w->scratch, w->theta, to, picks);
+        for (int y = 0; y < out->height; y += at_once) {
+            const int rows = out->height - y < at_once ? out->height - y : at_once;
+            strip_forward(op, in, pairs ? 2 * y : 0, pairs ? 2 * rows : op->used_h, w->packed + op->packed, w->scratch,
+                          w->space);
+            finish_conv(op, out, y, rows, w->scratch, w->theta, w->unit[i + 1] + e * out->example,
+                        op->pool ? w->arg[i] + e * pick_words(op, out) : NULL);
         }
     }
 }
@@ -70,8 +64,8 @@ static void forward_weighted(struct work *w, int i, int n) {
         if (op->winograd) winograd_forward(op, in, from, count, packed, w->scratch, w->space);
         else conv_forward(op, in, from, count, packed, w->scratch);
         for (int64_t j = 0; j < count; j++)
-            finish_conv(op, out, w->scratch + j * size, w->theta, w->unit[i + 1] + (e + j) * out->example,
-                        op->pool ? w->arg[i] + (e + j) * pick_words(op, out) : NULL);
+            finish_conv(op, out, 0, out->height, w->scratch + j * size, w->theta,
+                        w->unit[i + 1] + (e + j) * out->example, op->pool ? w->arg[i] + (e + j) * pick_words(op, out) : NULL);
     }
 }
 
@@ -86,8 +80,7 @@ static void forward(struct work *w, int n) {
         for (int e = 0; e < n; e++) {
             const float *a = w->unit[i] + e * in->example;
             float *b = w->unit[i + 1] + e * out->example;
-            if (op->kind == OP_FLATTEN) flatten_forward(in, a, b);
-            else if (op->kind == OP_RELU || op->kind == OP_TANH) point_forward(op->kind, in, out, a, b);
+            if (op->kind == OP_RELU || op->kind == OP_TANH) point_forward(op->kind, in, out, a, b);
             else pool_forward(op, in, out, a, b);
         }
     }
@@ -113,17 +106,10 @@ PHASE void loss_deltas(struct work *w, const struct fedspa_task *task, const int
  * read and written once; and one piece of some output channels after the other, so that their weights stay near. */
 PHASE void spread(struct work *w, int i, int first, int end) {
     const struct op *op = w->net->ops + i;
-    const column_function column = spread_column_of(op);
-    const int height = w->net->buffers[i + 1].height;
     const int piece = spread_near(op) ? PIECE : SPREAD_PIECE, outputs = spread_outputs(op);
     for (int from = 0; from < op->outputs; from += outputs) {
         const int to = op->outputs - from < outputs ? op->outputs : from + outputs;
         const int64_t spots = build_spots(w, i, from, to, first, end);
-        if (column) {
-            for (const struct spot *spot = w->spots; spot < w->spots + spots; spot += height)
-                column(w->theta + op->weights, spot, height, w->segment[i]);
-            continue;
-        }
         for (int s = 0, left; (left = segments_of(op) - s) > 0; s += piece) {
             const spread_function use = SPREADS[(left < piece ? left : piece) - 1];
             for (const struct spot *spot = w->spots; spot < w->spots + spots; spot++)
@@ -146,8 +132,7 @@ static void propagate(struct work *w, int n) {
         for (int e = 0; e < n; e++) {
             float *to = w->delta[i] + e * in->example;
             const float *from = w->delta[i + 1] + e * out->example;
-            if (op->kind == OP_FLATTEN) flatten_backward(in, from, to);
-            else if (op->kind == OP_RELU || op->kind == OP_TANH)
+            if (op->kind == OP_RELU || op->kind == OP_TANH)
                 point_backward(op->kind, in, out, w->unit[i + 1] + e * out->example, from, to);
             else
                 pool_backward(op, in, out, w->unit[i] + e * in->example, from, to);

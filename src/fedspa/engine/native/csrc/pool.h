@@ -11,79 +11,47 @@ INLINE int pools_pairs(const struct op *op) {
            op->pool_pad_h == 0 && op->pool_pad_w == 0;
 }
 
-/* The unit of four pixels, in order, and which of them it picks. */
-INLINE I pool_pixels(const struct op *op, V a, V b, V c, V d, V shift, V *unit) {
-    const I where = greatest_of_four(a, b, c, d, unit);
-    *unit += shift;
-    if (op->relu) *unit = rectify(*unit);
-    return where;
-}
-
-/* The usual case, 2 x 2 pixels that do not overlap, without the general one's borders: `rows` rows of units from `first`
- * on, a multiple of PICKS, whose pixels start at `scratch`. */
-PHASE void finish_pairs(const struct op *op, const struct buffer *out, int first, int rows, const float *scratch,
-                        const float *theta, float *to, int32_t *arg) {
-    const float *bias = op->bias >= 0 ? theta + op->bias : NULL;
-    const int channels = op->outputs_padded;
-    const int64_t below = (int64_t)scratch_width(op) * channels;
+/* Rows of units from `first` on (a multiple of PICKS), from scratch, which starts at their first pixel, to the next
+ * buffer. `arg` gets, for each unit, the number of the greatest pixel in its window: the only one that carries gradient.
+ * `side` is 2 for windows of 2 x 2 pixels that do not overlap, so that the compiler knows them; 0 for all others. */
+INLINE void finish_windows(const int side, const struct op *op, const struct buffer *out, int first, int rows,
+                           const float *scratch, const float *theta, float *to, int32_t *arg) {
+    const int width = scratch_width(op), channels = op->outputs_padded, wide = side ? side : op->pool_w;
     for (int c = 0; c < op->outputs; c += LANES) {
-        const V shift = bias ? load(bias + c) : (V){0};
+        const V shift = op->bias >= 0 ? load(theta + op->bias + c) : (V){0};
         const int whole = op->outputs - c >= LANES;
-        int32_t *word = arg + (int64_t)first / PICKS * out->width * channels + c;
+        int32_t *word = arg ? arg + (int64_t)first / PICKS * out->width * channels + c : NULL;
         I words = {0};
-        int u = 0;
-        for (int y = 0; y < rows; y++) {
-            const float *p = scratch + 2 * y * below + c;
+        for (int y = 0, u = 0; y < rows; y++) {
+            const int above = side ? side * y : y * op->pool_stride_h - op->pool_pad_h, top = above > 0 ? above : 0;
+            const int bottom = side ? top + side : above + op->pool_h < op->used_h ? above + op->pool_h : op->used_h;
             float *unit = to + out->origin + (int64_t)(first + y) * out->row + c;
-            for (int x = 0; x < out->width; x++, p += 2 * channels, unit += out->channels, u++) {
-                V best;
-                const I where = pool_pixels(op, load(p), load(p + channels), load(p + below), load(p + below + channels), shift, &best);
+            for (int x = 0; x < out->width; x++, unit += out->channels, u++) {
+                const int before = side ? side * x : x * op->pool_stride_w - op->pool_pad_w, left = before > 0 ? before : 0;
+                const int right = side ? left + side : before + op->pool_w < op->used_w ? before + op->pool_w : op->used_w;
+                V best = load(scratch + ((int64_t)top * width + left) * channels + c);
+                I where = splat_int((top - above) * wide + left - before);
+                for (int i = top; i < bottom; i++)
+                    for (int j = left; j < right; j++)
+                        take_greater(&best, &where, load(scratch + ((int64_t)i * width + j) * channels + c),
+                                     splat_int((i - above) * wide + j - before));
+                best += shift;
+                if (op->relu) best = rectify(best);
                 if (whole) store(unit, best);
                 else store_first(unit, best, op->outputs - c);
                 words |= where << 8 * (u % PICKS);
-                if (u % PICKS < PICKS - 1) continue;
+                if (!word || (u % PICKS < PICKS - 1 && u + 1 < rows * out->width)) continue;
                 store_int(word, words);
                 words = (I){0}, word += channels;
             }
         }
-        if (u % PICKS > 0) store_int(word, words);
     }
 }
 
-/* One example: scratch to the next buffer. `arg` gets, for each unit, the number of the greatest pixel in its window:
- * the only one that carries gradient. */
-PHASE void finish_conv(const struct op *op, const struct buffer *out, const float *scratch, const float *theta,
-                       float *to, int32_t *arg) {
-    const int width = scratch_width(op), channels = op->outputs_padded;
-    const float *bias = op->bias >= 0 ? theta + op->bias : NULL;
-    if (pools_pairs(op)) {
-        finish_pairs(op, out, 0, out->height, scratch, theta, to, arg);
-        return;
-    }
-    for (int y = 0; y < out->height; y++)
-        for (int x = 0; x < out->width; x++) {
-            const int above = y * op->pool_stride_h - op->pool_pad_h, before = x * op->pool_stride_w - op->pool_pad_w;
-            const int bottom = above + op->pool_h < op->used_h ? above + op->pool_h : op->used_h;
-            const int right = before + op->pool_w < op->used_w ? before + op->pool_w : op->used_w;
-            const int top = above < 0 ? 0 : above, left = before < 0 ? 0 : before;
-            float *unit = to + out->origin + (int64_t)y * out->row + x * out->channels;
-            for (int c = 0; c < op->outputs; c += LANES) {
-                V best = load(scratch + ((int64_t)top * width + left) * channels + c);
-                I where = splat_int((top - above) * op->pool_w + left - before);
-                for (int i = top; i < bottom; i++)
-                    for (int j = left; j < right; j++)
-                        take_greater(&best, &where, load(scratch + ((int64_t)i * width + j) * channels + c),
-                                     splat_int((i - above) * op->pool_w + j - before));
-                if (bias) best += load(bias + c);
-                if (op->relu) best = rectify(best);
-                if (op->outputs - c >= LANES) store(unit + c, best);
-                else store_first(unit + c, best, op->outputs - c);
-                if (!arg) continue;
-                const int u = y * out->width + x;
-                int32_t *word = arg + (int64_t)(u / PICKS) * channels + c;
-                store_int(word, where << 8 * (u % PICKS) | (u % PICKS > 0 ? load_int(word) : (I){0}));
-            }
-        }
+PHASE void finish_conv(const struct op *op, const struct buffer *out, int first, int rows, const float *scratch,
+                       const float *theta, float *to, int32_t *arg) {
+    if (pools_pairs(op)) finish_windows(2, op, out, first, rows, scratch, theta, to, arg);
+    else finish_windows(0, op, out, first, rows, scratch, theta, to, arg);
 }
 
 /* The rest is plain C: layers on their own are rare, and cheap beside the convolutions. */
@@ -147,21 +115,6 @@ static void point_backward(int kind, const struct buffer *in, const struct buffe
         for (int i = 0; i < in->width * in->channels; i++)
             to[i] = kind == OP_TANH ? from[i] * (1 - unit[i] * unit[i]) : (unit[i] > 0 ? from[i] : 0);
     }
-}
-
-/* Between channels last and the order of torch's Flatten: one plane a channel. */
-static void flatten_forward(const struct buffer *in, const float *a, float *b) {
-    EACH_ROW(in, y)
-        for (int x = 0; x < in->width; x++)
-            for (int c = 0; c < in->channels; c++)
-                b[(c * in->height + y) * in->width + x] = a[in->origin + (int64_t)y * in->row + x * in->channels + c];
-}
-
-static void flatten_backward(const struct buffer *in, const float *from, float *to) {
-    EACH_ROW(in, y)
-        for (int x = 0; x < in->width; x++)
-            for (int c = 0; c < in->channels; c++)
-                to[in->origin + (int64_t)y * in->row + x * in->channels + c] = from[(c * in->height + y) * in->width + x];
 }
 
 struct window {

@@ -31,10 +31,8 @@ typedef float V __attribute__((vector_size(4 * LANES)));
 typedef float VU __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
 typedef int32_t I __attribute__((vector_size(4 * LANES)));
 typedef int32_t IU __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
-typedef float H __attribute__((vector_size(32))); /* half of the widest vector: 8 channels */
+typedef float H __attribute__((vector_size(32))); /* half of the widest vector */
 typedef float HU __attribute__((vector_size(32), aligned(4), may_alias));
-typedef float Q __attribute__((vector_size(16))); /* a quarter: 4 channels */
-typedef float QU __attribute__((vector_size(16), aligned(4), may_alias));
 typedef int32_t I8 __attribute__((vector_size(32)));
 typedef int32_t I8U __attribute__((vector_size(32), aligned(4), may_alias));
 typedef double D8 __attribute__((vector_size(64)));
@@ -48,9 +46,6 @@ INLINE V load(const float *p) { return *(const VU *)p; }
 INLINE void store(float *p, V v) { *(VU *)p = v; }
 INLINE H load_half(const float *p) { return *(const HU *)p; }
 INLINE void store_half(float *p, H v) { *(HU *)p = v; }
-INLINE Q load_quarter(const float *p) { return *(const QU *)p; }
-INLINE void store_quarter(float *p, Q v) { *(QU *)p = v; }
-INLINE H keep_active(H v, const int32_t *active) { return (H)((I8)v & *(const I8U *)active); }
 INLINE V splat(float x) { return x - (V){0}; }
 INLINE I splat_int(int32_t x) { return x - (I){0}; }
 INLINE void store_int(int32_t *p, I v) { *(IU *)p = v; }
@@ -111,30 +106,6 @@ INLINE void take_greater(V *best, I *arg, V v, I place) {
     I greater = (v > *best) | (v != v);
     *best = (V)((greater & (I)v) | (~greater & (I)*best));
     *arg = (greater & place) | (~greater & *arg);
-#endif
-}
-
-/* The same of four values, in order: the greatest, and which it is. */
-INLINE I greatest_of_four(V a, V b, V c, V d, V *best) {
-#if LEVEL == 2
-    const __m512 nan = _mm512_set1_ps(__builtin_nanf(""));
-    const __mmask16 second = _mm512_cmp_ps_mask((__m512)b, (__m512)a, _CMP_GT_OQ);
-    const __mmask16 fourth = _mm512_cmp_ps_mask((__m512)d, (__m512)c, _CMP_GT_OQ);
-    const __m512 upper = _mm512_max_ps((__m512)b, (__m512)a), lower = _mm512_max_ps((__m512)d, (__m512)c);
-    const __mmask16 below = _mm512_cmp_ps_mask(lower, upper, _CMP_GT_OQ);
-    const __m512i above = _mm512_maskz_mov_epi32(second, _mm512_set1_epi32(1));
-    const __m512i under = _mm512_mask_mov_epi32(_mm512_set1_epi32(2), fourth, _mm512_set1_epi32(3));
-    /* A maximum drops a NaN in front of it: then any NaN will do, and which pixel it was does not matter. */
-    *best = (V)_mm512_mask_mov_ps(_mm512_max_ps(lower, upper), _mm512_cmp_ps_mask((__m512)a, (__m512)b, _CMP_UNORD_Q), nan);
-    *best = (V)_mm512_mask_mov_ps((__m512)*best, _mm512_cmp_ps_mask((__m512)c, (__m512)d, _CMP_UNORD_Q), nan);
-    return (I)_mm512_mask_mov_epi32(above, below, under);
-#else
-    I where = {0};
-    *best = a;
-    take_greater(best, &where, b, splat_int(1));
-    take_greater(best, &where, c, splat_int(2));
-    take_greater(best, &where, d, splat_int(3));
-    return where;
 #endif
 }
 
@@ -208,30 +179,6 @@ INLINE double sum_doubles(D v) {
     return sum;
 #endif
 }
-
-#if LEVEL == 2
-/* 16 vectors turned over: lane i of vector j becomes lane j of vector i. */
-INLINE void transpose(V *v) {
-    __m512 a[16], b[16];
-    UNROLLED(8, i) {
-        a[2 * i] = _mm512_unpacklo_ps((__m512)v[2 * i], (__m512)v[2 * i + 1]);
-        a[2 * i + 1] = _mm512_unpackhi_ps((__m512)v[2 * i], (__m512)v[2 * i + 1]);
-    }
-    UNROLLED(4, i) UNROLLED(2, j) {
-        __m512d low = _mm512_castps_pd(a[4 * i + j]), high = _mm512_castps_pd(a[4 * i + 2 + j]);
-        b[4 * i + 2 * j] = _mm512_castpd_ps(_mm512_unpacklo_pd(low, high));
-        b[4 * i + 2 * j + 1] = _mm512_castpd_ps(_mm512_unpackhi_pd(low, high));
-    }
-    UNROLLED(4, i) { /* b[4 j + i]: channels i, 4 + i, 8 + i, 12 + i of the vectors 4 j … 4 j + 3 */
-        __m512 p = _mm512_shuffle_f32x4(b[i], b[4 + i], 0x88), q = _mm512_shuffle_f32x4(b[8 + i], b[12 + i], 0x88);
-        __m512 r = _mm512_shuffle_f32x4(b[i], b[4 + i], 0xdd), s = _mm512_shuffle_f32x4(b[8 + i], b[12 + i], 0xdd);
-        v[i] = (V)_mm512_shuffle_f32x4(p, q, 0x88);
-        v[8 + i] = (V)_mm512_shuffle_f32x4(p, q, 0xdd);
-        v[4 + i] = (V)_mm512_shuffle_f32x4(r, s, 0x88);
-        v[12 + i] = (V)_mm512_shuffle_f32x4(r, s, 0xdd);
-    }
-}
-#endif
 
 /* Bit i: channel i of 8 has a delta, and its unit is alive. */
 INLINE unsigned alive_of_8(const float *delta, const float *unit, int relu) {

@@ -6,7 +6,6 @@
 
 #include "gradients.h"
 #include "passes.h"
-#include "update.h"
 
 /* The greatest float32 that is not above the plan's bound. */
 static float bound_below(double clip_value) {
@@ -25,7 +24,6 @@ static float units_per(double size) {
 PHASE int leave_out_wild(struct work *w, float *const *values, int first, int n) {
     int wild = 0;
     for (int i = first; i <= w->net->count; i++) {
-        if (i > first && w->net->ops[i - 1].kind == OP_FLATTEN) continue; /* what the buffer before it holds */
         const int64_t size = w->net->buffers[i].example;
         if (!any_wild(values[i], n * size)) continue; /* nearly always: examples lie one behind the other */
         for (int e = 0; e < n; e++) {
@@ -140,6 +138,54 @@ static double next_clip(const struct fedspa_task *task, struct stream *noise, do
     return fmin(fmax(moved, task->smallest_clip), task->largest_clip);
 }
 
+/* theta -= step_size * sum / B on the active coordinates. */
+PHASE void descend(struct work *w, const struct fedspa_task *task) {
+    const double step = task->step_size / (double)task->batch;
+    for (int64_t j = 0; j < task->active; j++) {
+        const int32_t at = w->place[j];
+        w->theta[at] = (float)(w->theta[at] - step * w->sum[at]);
+    }
+}
+
+/* theta -= step * (units + deviation * noise), for the noise of coordinates `from` to `to`: eight at a time where they lie
+ * side by side, as those of linear layers do at p = 1. */
+INLINE void move(struct work *w, int64_t from, int64_t to, const double *noise, double step, double deviation) {
+    float *restrict theta = w->theta;
+    const int32_t *restrict units = w->units;
+    const double *restrict total = w->folded ? w->total : NULL;
+    for (int64_t j = from; j < to; j++) {
+        int64_t at = w->place[j];
+        for (int64_t side = w->beside[j]; side >= 8 && j + 8 <= to; side -= 8, at += 8, j += 8) {
+            D8 sums = __builtin_convertvector(*(const I8U *)(units + at), D8);
+            if (total) sums += *(const D8U *)(total + at);
+            const D8 noisy = sums + deviation * *(const D8U *)(noise + j - from);
+            const D8 next = __builtin_convertvector(load_half(theta + at), D8) - step * noisy;
+            store_half(theta + at, __builtin_convertvector(next, H));
+        }
+        if (j == to) return;
+        at = w->place[j];
+        theta[at] = (float)(theta[at] - step * (units[at] + (total ? total[at] : 0) + deviation * noise[j - from]));
+    }
+}
+
+/* As descend, with clipped gradients and noise, both in units until the noise has been added. */
+PHASE void release(struct work *w, const struct fedspa_task *task, struct stream *noise, double clip_value) {
+    const double step = task->step_size / (double)task->batch * clip_value / CLIP_UNITS;
+    const double deviation = task->noise_per_clip * CLIP_UNITS;
+    double first[GAUSS_STEP], second[GAUSS_STEP];
+    for (int64_t start = 0; start < task->active; start += GAUSS_BLOCK) {
+        const int64_t left = task->active - start, n = left < GAUSS_BLOCK ? left : GAUSS_BLOCK, half = (n + 1) / 2;
+        for (int64_t i = 0; i < half; i += GAUSS_STEP) {
+            const int64_t count = half - i < GAUSS_STEP ? half - i : GAUSS_STEP;
+            const int64_t a = start + i, b = a + half, end = b + count < start + n ? b + count : start + n;
+            gauss_pairs(noise, half, i, count, first, second);
+            move(w, a, a + count, first, step, deviation);
+            move(w, b, end, second, step, deviation);
+        }
+        noise->position += (uint64_t)(2 * half);
+    }
+}
+
 /* The parameters in rows, and what follows from the mask. Is there memory for it? */
 static int place_parameters(struct work *w, const struct fedspa_task *task, const float *theta) {
     for (int64_t i = 0; i < w->net->dimension; i++) w->theta[w->net->place[i]] = theta[i];
@@ -150,11 +196,6 @@ static int place_parameters(struct work *w, const struct fedspa_task *task, cons
     for (int64_t j = task->active - 1; j >= 0; j--) {
         const int follows = j + 1 < task->active && w->place[j + 1] == w->place[j] + 1;
         w->beside[j] = follows ? w->beside[j + 1] + 1 : 1;
-        w->straight += w->beside[j] >= 8;
-    }
-    if (task->clip != CLIP_NONE && 4 * task->active > w->net->dimension) {
-        w->placed_end = w->net->convolutions; /* their coordinates lie apart; whole vectors, as PAD is */
-        w->placed = take_zeros(w, 8 * (w->placed_end + PAD));
     }
     return cut_weights(w);
 }
@@ -252,17 +293,6 @@ static int64_t train_agent(const struct fedspa_net *net, const float *theta, con
     *zeroed = w.zeroed;
     work_free(&w);
     return step < task->steps ? FEDSPA_STOPPED : FEDSPA_OK;
-}
-
-static void draw_gaussians(const uint8_t *key, int64_t position, int64_t count, double *values) {
-    struct stream stream;
-    double block[GAUSS_BLOCK];
-    stream_open(&stream, key, LEVEL, (uint64_t)position);
-    for (int64_t start = 0; start < count; start += GAUSS_BLOCK) {
-        int64_t n = count - start < GAUSS_BLOCK ? count - start : GAUSS_BLOCK;
-        gauss_block(&stream, n + n % 2, block);
-        memcpy(values + start, block, 8 * (size_t)n);
-    }
 }
 
 #endif

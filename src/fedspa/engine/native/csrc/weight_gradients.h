@@ -147,16 +147,14 @@ INLINE void look_at_piece(const int n, const float *x, const struct list *l, con
     }
 }
 
-/* Adds up each example's squares. Where there is room (`keep`, with `stride` floats an example) the gradient is kept:
- * those very bits are scaled later. */
-INLINE void norm_piece(const int n, const float *x, const struct list *l, const struct piece *s,
-                       const int32_t *active, struct look *looks, float *keep, int64_t stride) {
+/* Adds up each example's squares. */
+INLINE void norm_piece(const int n, const float *x, const struct list *l, const struct piece *s, const int32_t *active,
+                       struct look *looks) {
     const int32_t *from = s->from, *to = s->to;
     V acc[PIECE];
     const struct item *item = l->items;
     for (int g = 0; g < l->groups; g++) {
         item = sum_example(n, x, item, l->items + l->end[g], from, acc);
-        if (keep) UNROLLED(n, j) store(keep + l->example[g] * stride + to[j], acc[j]);
         D squares[2] = {{0}}; /* one sum would wait for itself */
         UNROLLED(n, j) squares[j % 2] = add_squares(squares[j % 2], (V)((I)acc[j] & load_int(active + to[j])));
         looks[l->example[g]].lanes += squares[0] + squares[1];
@@ -180,8 +178,8 @@ INLINE void norm_piece(const int n, const float *x, const struct list *l, const 
         look_at_piece(N, x, l, s, active, c, looks);                                                                   \
     }                                                                                                                  \
     static void norm_##N(const float *x, const struct list *l, const struct piece *s, const int32_t *active,           \
-                         struct look *looks, float *keep, int64_t stride) {                                            \
-        norm_piece(N, x, l, s, active, looks, keep, stride);                                                           \
+                         struct look *looks) {                                                                         \
+        norm_piece(N, x, l, s, active, looks);                                                                         \
     }
 PIECES(PIECE_VERSIONS)
 
@@ -189,13 +187,10 @@ PIECES(PIECE_VERSIONS)
 #define PIECE_ENTRY(N) {add_##N, add_scaled_##N, scaled_products_##N, look_##N, norm_##N},
 static const struct piece_functions {
     void (*add)(const float *, const struct list *, const struct piece *, float *);
-    void (*add_scaled)(const float *, const struct list *, const struct piece *, int32_t *, const float *,
-                       float);
-    void (*scaled_products)(const float *, const struct list *, const struct piece *, int32_t *, const float *,
-                       float);
+    void (*add_scaled)(const float *, const struct list *, const struct piece *, int32_t *, const float *, float);
+    void (*scaled_products)(const float *, const struct list *, const struct piece *, int32_t *, const float *, float);
     void (*look)(const float *, const struct list *, const struct piece *, const int32_t *, float, struct look *);
-    void (*norm)(const float *, const struct list *, const struct piece *, const int32_t *, struct look *, float *,
-                 int64_t);
+    void (*norm)(const float *, const struct list *, const struct piece *, const int32_t *, struct look *);
 } PIECE_FUNCTIONS[] = {PIECES(PIECE_ENTRY)};
 
 #endif

@@ -10,13 +10,10 @@
 #include "winograd.h"
 
 #define LIST_BLOCK 8              /* output channels whose lists are built in one sweep over the deltas */
-#define LISTS 16                  /* or as many, where vectors of units are turned over */
 #define CHUNK_BYTES (2 << 20)     /* examples that go through the net together: as many as make weights worth fetching, */
 #define CHUNK 48                  /* and no more than this */
 #define SCRATCH_BYTES (192 << 10) /* convolution outputs between convolution and pooling */
 #define SPREAD_BYTES (288 << 10)  /* derivatives that backward adds to again and again */
-
-#define KEPT_BYTES (3 << 20)      /* gradients of a chunk's examples that l2 clipping keeps from its first pass */
 
 _Static_assert(CHUNK <= UNITS_ROOM, "a chunk's units must fit their integers");
 
@@ -40,19 +37,15 @@ struct work {
     int32_t **at, **window;   /* per operation and unit: its place in the example's output, and its window's in the input */
     int32_t **pixel;          /* per operation: from a window's first pixel to each of those that pooling picks from */
     struct pieces *pieces;    /* per operation */
-    struct list lists[LISTS];
+    struct list lists[LIST_BLOCK];
     struct spot *spots;
     struct item *spot_items, **next;
-    float **kept;             /* per operation: a chunk's gradients, or NULL where they are computed twice */
     struct look *looks;
     float *factor;            /* what an example's gradient is multiplied by, to be in units: 0 where it is left out */
     int64_t zeroed;           /* examples left out so far, of all steps */
     int32_t *place, *active;
     int all_active;
-    int32_t *beside;          /* how many of the active parameters lie side by side from here on, */
-    int64_t straight;         /* and for how many of them those are eight or more */
-    double *placed;           /* a step's noise where its coordinates lie, for those in front of `placed_end` in the layout; */
-    int64_t placed_end;       /* that of others is added at once */
+    int32_t *beside;          /* how many of the active parameters lie side by side from here on */
     uint64_t *sampling_words;
     int64_t *chosen;
     uint8_t *seen;
@@ -76,11 +69,6 @@ static int64_t larger(int64_t a, int64_t b) { return a > b ? a : b; }
 
 /* Vectors of a row. */
 static int segments_of(const struct op *op) { return op->runs * op->run_padded / LANES; }
-
-/* Floats of a row operation's parameters in the row layout: its bias lies behind its weights. */
-static int64_t kept_floats(const struct op *op) {
-    return (int64_t)op->outputs * op->row_length + (op->bias < 0 ? 0 : op->outputs_padded);
-}
 
 static int chunk_size(const struct fedspa_net *net, int64_t records) {
     int64_t bytes = 0;
@@ -139,8 +127,6 @@ static int work_new(struct work *w, const struct fedspa_net *net, const struct f
     w->pieces = take(w, net->count * (int64_t)sizeof *w->pieces);
     w->at = take(w, net->count * (int64_t)sizeof *w->at);
     w->window = take(w, net->count * (int64_t)sizeof *w->window);
-    w->kept = take_zeros(w, net->count * (int64_t)sizeof *w->kept);
-    int64_t room_to_keep = task->clip == CLIP_L2 ? KEPT_BYTES : 0;
     w->place = take(w, 4 * task->active);
     w->beside = take(w, 4 * task->active);
     w->looks = take(w, chunk * (int64_t)sizeof *w->looks);
@@ -155,9 +141,8 @@ static int work_new(struct work *w, const struct fedspa_net *net, const struct f
         const struct op *op = net->ops + i;
         const int64_t units = (int64_t)b[1].height * b[1].width;
         if (op->pool) w->arg[i] = take(w, 4 * pick_words(op, b + 1) * chunk);
-        const int count = segments_of(op), more = op->run_padded / LANES; /* of a run below the last (spread.h) */
-        w->segment[i] = take(w, 4 * (count + more));
-        for (int s = 0; s < count + more && !w->failed; s++)
+        w->segment[i] = take(w, 4 * segments_of(op));
+        for (int s = 0; s < segments_of(op) && !w->failed; s++)
             w->segment[i][s] = s * LANES / op->run_padded * b->row + s * LANES % op->run_padded;
         const int window = op->pool_h * op->pool_w;
         w->pixel[i] = take(w, 4 * larger(window, PAD));
@@ -170,11 +155,6 @@ static int work_new(struct work *w, const struct fedspa_net *net, const struct f
             w->at[i][u] = b[1].origin + y * b[1].row + x * b[1].channels;
             w->window[i][u] = (y * op->pool_stride_h - op->pool_pad_h) * op->stride_h * b->row +
                               (x * op->pool_stride_w - op->pool_pad_w) * op->stride_w * b->channels;
-        }
-        const int64_t kept = 4 * kept_floats(op) * chunk;
-        if (!op->linear && kept <= room_to_keep) { /* a linear layer's gradient is one product: not worth keeping */
-            w->kept[i] = take(w, kept);
-            room_to_keep -= kept;
         }
         windows = larger(windows, window);
         if (i > 0) {
@@ -196,7 +176,7 @@ static int work_new(struct work *w, const struct fedspa_net *net, const struct f
     w->next = take(w, windows * (int64_t)sizeof *w->next);
     w->spots = take(w, (spots + 1) * (int64_t)sizeof *w->spots);
     w->spot_items = take(w, (spot_items + PAD) * (int64_t)sizeof *w->spot_items);
-    for (int i = 0; i < LISTS; i++) {
+    for (int i = 0; i < LIST_BLOCK; i++) {
         /* More items than there can be: places after the last are written to before they are known to be needed. */
         w->lists[i].items = take(w, (pixels * chunk + PAD) * (int64_t)sizeof(struct item));
         w->lists[i].end = take(w, 4 * chunk);

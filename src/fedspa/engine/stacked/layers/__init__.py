@@ -1,4 +1,4 @@
-"""The layers that the stacked back end has rules and kernels for: a file each, and a line here."""
+"""The layers that the stacked back end has rules and kernels for."""
 
 from __future__ import annotations
 
@@ -7,30 +7,26 @@ from typing import Any
 
 from torch import nn
 
-from fedspa.engine import layers
-from fedspa.engine.describe import describe as describe_chain
-from fedspa.engine.layers import Unsupported
-from fedspa.engine.stacked.layers.activation import Activation
-from fedspa.engine.stacked.layers.base import Layer
-from fedspa.engine.stacked.layers.embedding import Embedding
-from fedspa.engine.stacked.layers.norm import Norm
-from fedspa.engine.stacked.layers.pool import Pool
+from fedspa.engine import Unsupported, chain
+from fedspa.engine.chain import describe as describe_chain
+from fedspa.engine.stacked.layers.base import Activation, Layer, Pool
+from fedspa.engine.stacked.layers.norm import Embedding, Norm
 from fedspa.engine.stacked.layers.weighted import Weighted
 
 KINDS: dict[type, Any] = {
-    layers.Weighted: Weighted,
-    layers.Pool: Pool,
-    layers.Norm: Norm,
-    layers.Embedding: Embedding,
-    layers.Activation: Activation,
+    chain.Weighted: Weighted,
+    chain.Pool: Pool,
+    chain.Norm: Norm,
+    chain.Embedding: Embedding,
+    chain.Activation: Activation,
 }
 
 
-def describe(module: nn.Module, input_shape: layers.Shape) -> list[Layer]:
+def describe(module: nn.Module, input_shape: chain.Shape) -> list[Layer]:
     """The layers in the order in which data passes them; raises `Unsupported`. Values are flat, so no Flatten."""
     found: list[Layer] = []
     for description in describe_chain(module, input_shape):
-        if type(description) is not layers.Flatten:
+        if type(description) is not chain.Flatten:
             inputs = found[-1].outputs if found else math.prod(input_shape)
             found.append(KINDS[type(description)](description, inputs))
     for layer in found[1:]:

@@ -16,9 +16,8 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from fedspa.engine.layers import Unsupported
-from fedspa.engine.stacked.buffers import ChainBuffers, Shape
-from fedspa.engine.stacked.streams import Streams
+from fedspa.engine import Unsupported, chain
+from fedspa.engine.stacked.buffers import ChainBuffers, Shape, Streams
 
 Kept = tuple[Tensor, ...]
 Blocks = tuple[int, int, int, int, int]
@@ -159,3 +158,55 @@ def bias_behind(weight: int | None, weights: int, bias: int | None) -> None:
 def power(value: int, low: int, high: int) -> int:
     """The power of two that is not below `value`, within [low, high]."""
     return min(high, max(low, 1 << max(0, value - 1).bit_length()))
+
+
+class Activation(Layer):
+    def __init__(self, layer: chain.Activation, inputs: int) -> None:
+        super().__init__(inputs, inputs)
+        self.kind = layer.kind
+
+    def forward(self, theta: Tensor, x: Tensor) -> tuple[Tensor, Kept]:
+        out = x.relu() if self.kind == "relu" else x.tanh()
+        return out, (out,)
+
+    def backward(self, theta: Tensor, kept: Kept, delta: Tensor) -> Tensor:
+        return self.derivative(kept[0], delta)
+
+    def derivative(self, out: Tensor, delta: Tensor) -> Tensor:
+        if self.kind == "relu":
+            back: Tensor = torch.ops.aten.threshold_backward(delta, out, 0)
+            return back
+        return delta * (1 - out * out)
+
+
+aten = torch.ops.aten
+
+
+class Pool(Layer):
+    def __init__(self, layer: chain.Pool, inputs: int) -> None:
+        super().__init__(inputs, layer.image[0] * layer.out[0] * layer.out[1])
+        self._layer, self.halves = layer, layer.halves
+        self._window = (layer.kernel, layer.stride, layer.padding)
+
+    def forward(self, theta: Tensor, x: Tensor) -> tuple[Tensor, Kept]:
+        image = x.view(-1, *self._layer.image)
+        if self._layer.kind == "max":
+            out, where = aten.max_pool2d_with_indices(image, *self._window)
+            return out.flatten(1), (x, where)
+        return aten.avg_pool2d(image, *self._window, False, self._layer.count_padding).flatten(1), (x,)
+
+    def backward(self, theta: Tensor, kept: Kept, delta: Tensor) -> Tensor:
+        image = kept[0].reshape(-1, *self._layer.image)
+        delta = delta.view(-1, self._layer.image[0], *self._layer.out)
+        if self._layer.kind == "max":
+            back: Tensor = aten.max_pool2d_with_indices_backward(delta, image, *self._window, (1, 1), False, kept[1])
+        else:
+            back = aten.avg_pool2d_backward(delta, image, *self._window, False, self._layer.count_padding, None)
+        return back.flatten(1)
+
+
+def unpool(planes: int, sides: tuple[int, int], winner: Tensor, delta: Tensor) -> Tensor:
+    """δ of 2 × 2 windows' maxima → δ of the windows, [b, planes · sides]; `winner` is each maximum's place (0 to 3)."""
+    windows = (-1, planes, sides[0] // 2, 1, sides[1] // 2, 1)
+    place = torch.arange(4, device=delta.device).view(1, 1, 1, 2, 1, 2)
+    return torch.where(winner.view(windows) == place, delta.view(windows), 0.0).flatten(1)

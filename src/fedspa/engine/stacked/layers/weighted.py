@@ -14,10 +14,19 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from fedspa.engine import layers
-from fedspa.engine.stacked.layers.activation import Activation
-from fedspa.engine.stacked.layers.base import Blocks, Kept, Layer, Stage, Unit, bias_behind, power
-from fedspa.engine.stacked.layers.pool import Pool, unpool
+from fedspa.engine import chain
+from fedspa.engine.stacked.layers.base import (
+    Activation,
+    Blocks,
+    Kept,
+    Layer,
+    Pool,
+    Stage,
+    Unit,
+    bias_behind,
+    power,
+    unpool,
+)
 
 
 class Weighted(Layer):
@@ -26,7 +35,7 @@ class Weighted(Layer):
     launched = True
 
     def __init__(
-        self, layer: layers.Weighted, inputs: int, pooled: bool = False, activation: Activation | None = None
+        self, layer: chain.Weighted, inputs: int, pooled: bool = False, activation: Activation | None = None
     ) -> None:
         self.weighted, self.pooled, self.activation = layer, pooled, activation
         down, across = layer.out

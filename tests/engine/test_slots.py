@@ -10,24 +10,24 @@ import pytest
 import torch
 from plain import plain
 
-from fedspa.engine.places import EMPTY, Places
+from fedspa.engine.local import EMPTY, SlotAssignment
 from fedspa.engine.task import LocalTask
 from fedspa.errors import DataError
 from fedspa.privacy.event import Sampling
 from fedspa.randomness.streams import derive_key
 
 
-def placed(task: LocalTask) -> Places:
-    return Places(task.records, task.room, task.sampling, task.key)
+def placed(task: LocalTask) -> SlotAssignment:
+    return SlotAssignment(task.records, task.max_records, task.sampling, task.key)
 
 
 def task(records: int, room: int | None, number: int = 0, sampling: Sampling = "poisson") -> LocalTask:
     key = derive_key(bytes(32), f"agent {number}")
     x, y = torch.zeros(records, 1), torch.zeros(records, dtype=torch.int64)
-    return LocalTask(x, y, None, 1.0, 0.1, plain(sampling, 2, 1), key, room=room)
+    return LocalTask(x, y, None, 1.0, 0.1, plain(sampling, 2, 1), key, max_records=room)
 
 
-def dealt(places: Places) -> list[int]:
+def dealt(places: SlotAssignment) -> list[int]:
     """The record of each place, EMPTY where there is none."""
     records, there = places.records(np.arange(places.count))
     return [int(r) if there is None or there[i] else EMPTY for i, r in enumerate(records)]
@@ -80,7 +80,3 @@ def test_the_others_have_the_same_places_in_law_whichever_record_is_taken_out() 
     assert set(full) == set(less) == set(ways)
     chi_squared = sum((full[way] - less[way]) ** 2 / (full[way] + less[way]) for way in ways)
     assert chi_squared < len(ways) + 5 * (2 * len(ways)) ** 0.5
-
-
-def test_they_are_dealt_anew_in_each_participation() -> None:
-    assert len({tuple(dealt(placed(task(6, 40, number)))) for number in range(50)}) == 50

@@ -1,6 +1,6 @@
-"""A module as a chain of known layers, or the reason why it is not one: what the fast back ends read a model by.
+"""The layers that the fast back ends know, as plain descriptions.
 
-torch.fx traces the module; what it finds must be one chain from input to logits.
+Offsets are positions in θ, laid out as in `FlatModel`.
 """
 
 from __future__ import annotations
@@ -8,31 +8,141 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Callable, Container, Iterator, Mapping
+from dataclasses import dataclass
 from threading import Lock
-from typing import Any, get_args
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor, fx, nn
 from torch.nn import functional
 from torch.nn.modules.dropout import _DropoutNd
 
-from fedspa.engine.layers import (
-    Activation,
-    Embedding,
-    Flatten,
-    Layer,
-    Norm,
-    Pair,
-    Pool,
-    Shape,
-    Unsupported,
-    Weighted,
-)
-from fedspa.engine.obstacle import Obstacle, together
+from fedspa.engine import Unsupported, combine
 from fedspa.errors import listed
 from fedspa.learning.flat import copied
 
 _TRACING = Lock()  # torch.fx patches torch's own modules while it traces
+
+Shape = tuple[int, ...]
+Pair = tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Weighted:
+    """A Conv2d, or a Linear as a convolution of one pixel. The weight is [outputs, K]."""
+
+    kind: Literal["conv", "linear"]
+    channels: int
+    height: int
+    width: int
+    outputs: int
+    kernel: Pair
+    stride: Pair
+    padding: Pair
+    weight: int
+    bias: int | None
+
+    @property
+    def columns(self) -> int:
+        """K: the inputs of one output value."""
+        return self.channels * self.kernel[0] * self.kernel[1]
+
+    @property
+    def out(self) -> Pair:
+        return after((self.height, self.width), self.kernel, self.stride, self.padding)
+
+    @property
+    def positions(self) -> int:
+        return self.out[0] * self.out[1]
+
+    @property
+    def one_pixel(self) -> bool:
+        """Whether a product with the weight is all there is."""
+        return self.height * self.width * self.kernel[0] * self.kernel[1] == 1 and self.padding == (0, 0)
+
+    @property
+    def size(self) -> int:
+        """Parameters."""
+        return self.outputs * (self.columns + (self.bias is not None))
+
+
+@dataclass(frozen=True, slots=True)
+class Pool:
+    """Max or mean over windows of an image."""
+
+    kind: Literal["max", "mean"]
+    image: tuple[int, int, int]
+    kernel: Pair
+    stride: Pair
+    padding: Pair
+    count_padding: bool
+
+    @property
+    def halves(self) -> bool:
+        """The common case: windows of 2 × 2 that neither overlap nor leave the image."""
+        return self.kind == "max" and self.kernel == self.stride == (2, 2) and self.padding == (0, 0)
+
+    @property
+    def out(self) -> Pair:
+        return after(self.image[1:], self.kernel, self.stride, self.padding)
+
+
+@dataclass(frozen=True, slots=True)
+class Norm:
+    """A GroupNorm or LayerNorm: each of `groups` equal runs of an example's values to mean 0 and variance 1, then
+    times a weight and plus a bias. Seen as [outer, parameters, inner], a value's place in the middle is its weight's.
+    """
+
+    groups: int
+    outer: int
+    parameters: int
+    inner: int
+    epsilon: float
+    weight: int | None
+    bias: int | None
+
+    @property
+    def inputs(self) -> int:
+        return self.outer * self.parameters * self.inner
+
+    @property
+    def size(self) -> int:
+        return self.parameters * ((self.weight is not None) + (self.bias is not None))
+
+
+@dataclass(frozen=True, slots=True)
+class Embedding:
+    """Whole numbers below `words` → their rows of a [words, width] weight."""
+
+    words: int
+    width: int
+    tokens: int
+    weight: int
+
+    @property
+    def size(self) -> int:
+        return self.words * self.width
+
+
+@dataclass(frozen=True, slots=True)
+class Activation:
+    kind: Literal["relu", "tanh"]
+
+
+@dataclass(frozen=True, slots=True)
+class Flatten:
+    """Changes the shape, not the data."""
+
+
+Layer = Weighted | Pool | Norm | Embedding | Activation | Flatten
+
+
+def after(sides: Shape, kernel: Pair, stride: Pair, padding: Pair) -> Pair:
+    """Lines and columns of what windows over an image give."""
+    down, across = ((sides[i] + 2 * padding[i] - kernel[i]) // stride[i] + 1 for i in (0, 1))
+    if down < 1 or across < 1:
+        raise Unsupported(f"a window of {kernel} does not fit an image of {sides}")
+    return down, across
 
 
 def describe(module: nn.Module, input_shape: Shape, takes: tuple[type, ...] = get_args(Layer)) -> list[Layer]:
@@ -77,22 +187,21 @@ def _chain(module: nn.Module, takes: tuple[type, ...]) -> list[nn.Module]:
             faults.append(_strangers(unknown, known))
         layers = _in_a_row(graph, leaves, unknown)
     except Unsupported as why:
-        faults.append(why.obstacle)
+        faults.append(why)
     if faults:
-        fault = together(faults)
-        raise Unsupported(fault.why, fault.mend)
+        raise combine(faults)
     return layers
 
 
-def _held(module: nn.Module) -> Iterator[Obstacle]:
+def _held(module: nn.Module) -> Iterator[Unsupported]:
     """What a module holds beside parameters that are trained."""
     frozen = [name for name, parameter in module.named_parameters() if not parameter.requires_grad]
     if frozen:
         mend = "train them too, or give the frozen part's outputs as records and the rest as the model"
-        yield Obstacle(f"the model has frozen parameters ({listed(frozen)})", mend)
+        yield Unsupported(f"the model has frozen parameters ({listed(frozen)})", mend)
     buffers = [name for name, _ in module.named_buffers()]
     if buffers:
-        yield Obstacle(f"the model has buffers ({listed(buffers)})", f"leave out the buffers {listed(buffers)}")
+        yield Unsupported(f"the model has buffers ({listed(buffers)})", f"leave out the buffers {listed(buffers)}")
 
 
 def _traced(module: nn.Module) -> tuple[fx.Graph, dict[fx.Node, nn.Module]]:
@@ -132,7 +241,7 @@ def _switches() -> tuple[bool, ...]:
     return torch.is_grad_enabled(), torch.is_autocast_enabled("cpu"), torch.is_autocast_enabled("cuda")
 
 
-def _strangers(unknown: Mapping[fx.Node, nn.Module], known: list[type[nn.Module]]) -> Obstacle:
+def _strangers(unknown: Mapping[fx.Node, nn.Module], known: list[type[nn.Module]]) -> Unsupported:
     """The layers that a back end does not know, kind by kind."""
     kinds: dict[type[nn.Module], list[str]] = {}
     for node, leaf in unknown.items():
@@ -144,7 +253,7 @@ def _strangers(unknown: Mapping[fx.Node, nn.Module], known: list[type[nn.Module]
         if leave
         else f"replace {', '.join(told)} by layers that it knows: {', '.join(kind.__name__ for kind in known)}"
     )
-    return Obstacle(f"it knows no layer {', '.join(told)}", mend)
+    return Unsupported(f"it knows no layer {', '.join(told)}", mend)
 
 
 def _in_a_row(graph: fx.Graph, leaves: Mapping[fx.Node, nn.Module], unknown: Container[fx.Node]) -> list[nn.Module]:
