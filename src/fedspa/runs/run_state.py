@@ -179,7 +179,8 @@ def check_scores(server: Coordinator, done: list[RoundMetrics], config: Config, 
         raise CheckpointError(
             f"the model in {folder} had a loss of {last.loss:.9g}{_format_scores(last.scores)} after round "
             f"{last.round + 1}, and now has {loss:.9g}{_format_scores(scores)} with the same parameters: the code "
-            "of its task, of its module or of its features is another; resume with what the run was started with, or start a new run"
+            "of its task, of its module or of its features is another; resume with what the run was started "
+            "with, or start a new run"
         )
 
 
