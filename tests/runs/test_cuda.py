@@ -29,7 +29,7 @@ FEDAVG: dict[str, dict[str, Any]] = {
 }
 CPSGD: dict[str, dict[str, Any]] = {
     "federation": {"per_round": 6},
-    "algorithm": {"name": "cpsgd", "local_steps": 1, "local_lr": 20.0, "options": {"trials": 5}},
+    "algorithm": {"name": "cpsgd", "compression": 1.0, "local_steps": 1, "local_lr": 20.0, "options": {"trials": 5}},
     "privacy": {"noise_multiplier": None, "clip": "coordinate", "clip_value": 0.03, "sampling": "fixed"},
 }
 KINDS: dict[str, dict[str, dict[str, Any]]] = {
