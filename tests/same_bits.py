@@ -32,7 +32,7 @@ from small_sums import SUMS
 
 import fedspa
 from fedspa.flower import server_app
-from fedspa.flower.polling import PollingGrid
+from fedspa.flower.nodes import PollingGrid
 from fedspa.flower.settings import read_config
 from fedspa.running import Stopped
 from flower.local_grid import SIMULATION, LocalGrid

@@ -69,7 +69,7 @@ def main(folder: Path) -> None:
 
         for site in SITES:
             say(f"{site}:")
-            subprocess.run([BIN / "fedspa", "site", "ledger", folder / site], check=True)
+            subprocess.run([BIN / "fedspa", "ledger", "show", folder / site], check=True)
     say("everything is stopped")
 
 

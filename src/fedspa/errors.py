@@ -16,6 +16,11 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pydantic import BaseModel, ValidationError
+    from pydantic_core import ErrorDetails
 
 # Whose frames lie between a warning and the line that it is about.
 _WITHIN = (os.path.dirname(os.path.abspath(__file__)) + os.sep, functools.__file__)
@@ -172,3 +177,26 @@ def quoted(value: object, most: int = 200) -> str:
     except Exception:  # its own __repr__ fails, or an integer has more digits than Python writes
         text = f"a {type(value).__name__} that cannot be written out"
     return text if len(text) <= most else f"{text[: most // 2]} … {text[-most // 4 :]}"
+
+
+def describe_invalid(error: ValidationError, model: type[BaseModel], prefix: str = "") -> str:
+    """Say in one line what pydantic found wrong with the keys of `model`: each key, what it is, and what is allowed."""
+    return "; ".join(describe_detail(item, model, prefix) for item in error.errors(include_url=False))
+
+
+def describe_detail(item: ErrorDetails, model: type[BaseModel], prefix: str = "") -> str:
+    """Say in one line what is wrong with one key; `prefix` stands before it, as in "flower."."""
+    location, owner = item["loc"], model
+    key = prefix + ".".join(map(str, location))
+    message = item["msg"].removeprefix("Value error, ").replace("Input should be", "it must be", 1)
+    if item["type"] == "extra_forbidden":
+        for part in location[:-1]:
+            found: Any = owner.model_fields[str(part)].annotation
+            owner = found
+        names = (field.alias or name for name, field in owner.model_fields.items())
+        return f"unknown key {key}; allowed: {', '.join(sorted(names))}"
+    if item["type"] == "missing":
+        return f"{key} is missing"
+    if not location:
+        return message if item["type"] == "value_error" else f"{prefix.rstrip('.') or 'the config'}: {message}"
+    return f"{key} is {quoted(item['input'])}; {message}"

@@ -31,8 +31,7 @@ from fedspa.agent.ledger.ledger import Ledger
 from fedspa.agent.participate import Refusal
 from fedspa.algorithms import ALGORITHMS
 from fedspa.algorithms.builtin import FED_SPA
-from fedspa.flower.agent import participate
-from fedspa.flower.client_app import app
+from fedspa.flower.client_app import answer_round, app
 from fedspa.flower.site import Site
 from fedspa.flower.terms import Announcement, TermsError, from_record, to_record
 
@@ -44,7 +43,7 @@ OVERFLOWING = FLOAT32_MAX * 99 / (0.8 * 0.385)
 def answer(site: Site, asked: Announcement, theta: torch.Tensor) -> bytes | str:
     """What the server sees of an attempt; whatever else comes out of the agent, it sees as `internal`."""
     try:
-        return participate(site, asked, theta)
+        return answer_round(site, asked, theta)
     except Refusal as refusal:
         return refusal.code
     except Exception:

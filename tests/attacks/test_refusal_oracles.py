@@ -23,8 +23,8 @@ import torch
 
 from fedspa.algorithms import ALGORITHMS
 from fedspa.algorithms.cpsgd.plan import BinomialPlan
-from fedspa.flower import agent, records
-from fedspa.flower.agent import participate
+from fedspa.flower import client_app, records
+from fedspa.flower.client_app import answer_round
 from fedspa.flower.site import Site, read_site
 from fedspa.flower.terms import Announcement
 
@@ -98,7 +98,7 @@ def answered(site: Site, asked: Announcement) -> bytes:
     limits: dict[str, Any] = {"min_noise_multiplier": 0.01, "clippings": ("l2", "coordinate"), "epsilon": 1e6}
     if asked.terms.steps.sampling == "fixed":
         limits["neighbours"] = "replace-one"
-    return participate(replace(site, policy=replace(site.policy, **limits)), asked, torch.zeros(650))
+    return answer_round(replace(site, policy=replace(site.policy, **limits)), asked, torch.zeros(650))
 
 
 CASES = [("poisson", content) for content in (*BAD, *ODD)] + [
@@ -130,7 +130,7 @@ def test_a_bad_record_keeps_its_place_and_changes_no_other(tmp_path, monkeypatch
 @pytest.mark.parametrize("question", QUESTIONS)
 def test_bad_records_are_all_alike(tmp_path, monkeypatch, question):
     """With the same randomness, the same bytes leave whichever bad thing the record holds."""
-    monkeypatch.setattr(agent, "_root", lambda *_: bytes(32))
+    monkeypatch.setattr(client_app, "_root", lambda *_: bytes(32))
     answers = {
         answered(holder(tmp_path / str(number), BAD[content], monkeypatch), QUESTIONS[question])
         for number, content in enumerate(["feature nan", "feature 1e+300", "label 10", "label 1.5", "label ''"])
@@ -141,14 +141,14 @@ def test_bad_records_are_all_alike(tmp_path, monkeypatch, question):
 @pytest.mark.parametrize("question", ["poisson", "exact"])
 def test_a_bad_record_counts_as_zero(tmp_path, monkeypatch, question):
     """The same bytes as from the record whose gradient on this coordinate is exactly 0: the noise covers nothing."""
-    monkeypatch.setattr(agent, "_root", lambda *_: bytes(32))
+    monkeypatch.setattr(client_app, "_root", lambda *_: bytes(32))
     asked, theta = QUESTIONS[question], attacked_site.sure_of_the_others()
     x = np.zeros((200, 1, 8, 8))
     answers = []
     for number, label in enumerate((0, -1, 1)):
         y = np.zeros(200, dtype=np.int64)
         y[RECORD] = label
-        answers.append(participate(holder(tmp_path / str(number), (x, y), monkeypatch), asked, theta))
+        answers.append(answer_round(holder(tmp_path / str(number), (x, y), monkeypatch), asked, theta))
     assert answers[0] == answers[1] != answers[2]
 
 
@@ -157,7 +157,7 @@ def test_no_words_of_the_server_make_a_refusal_tell(tmp_path, monkeypatch, words
     codes = set()
     for number, made in enumerate((BAD | ODD).values()):
         site = holder(tmp_path, made, monkeypatch, data=f"clinic:{tmp_path}/{number}")
-        with pytest.raises(agent.Refusal) as caught:
-            participate(site, replace(ASKED, **words), torch.zeros(650))
+        with pytest.raises(client_app.Refusal) as caught:
+            answer_round(site, replace(ASKED, **words), torch.zeros(650))
         codes.add(caught.value.code)
     assert codes == {"terms"}

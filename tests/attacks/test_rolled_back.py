@@ -19,22 +19,22 @@ import attacked_site
 
 from fedspa.errors import LedgerError
 from fedspa.flower import check
-from fedspa.flower.agent import Refusal, participate
+from fedspa.flower.client_app import Refusal, answer_round
 
 
 def test_an_old_ledger_beside_a_newer_outbox(tmp_path: Path) -> None:
     home, theta, asked = tmp_path / "clinic", attacked_site.sure_of_the_others(), attacked_site.question(0.1)
     site, files = attacked_site.target(home, present=True), ("ledger.sqlite", "ledger.sqlite.anchor")
     rounds = [replace(asked, terms=replace(asked.terms, round=t)) for t in range(3)]
-    participate(site, rounds[0], theta)
+    answer_round(site, rounds[0], theta)
     for name in files:
         shutil.copy(home / name, tmp_path)
-    participate(site, rounds[1], theta)
+    answer_round(site, rounds[1], theta)
     for name in files:
         shutil.copy(tmp_path / name, home)
     for again in (*rounds, replace(asked, run="f" * 32)):
         with pytest.raises(Refusal, match="lacks round 1 of run") as caught:
-            participate(site, again, theta)
+            answer_round(site, again, theta)
         assert caught.value.code == "ledger"
     with pytest.raises(LedgerError, match="lacks round 1 of run"):
         check.check_node(site.node)

@@ -40,8 +40,8 @@ from fedspa.engine.per_example import PerExampleEngine
 from fedspa.engine.traced import TracedEngine
 from fedspa.errors import ConfigError, DataError
 from fedspa.examples import blank
-from fedspa.flower import agent, trainer
-from fedspa.flower.agent import participate
+from fedspa.flower import client_app, trainer
+from fedspa.flower.client_app import answer_round
 from fedspa.flower.site import Site, read_site
 from fedspa.flower.terms import Announcement
 from fedspa.learning.tasks import Classification
@@ -190,13 +190,13 @@ def test_neighbours_answer_alike_up_to_what_the_record_adds(tmp_path: Path, monk
     def answers(root: bytes) -> list[bytes]:
         """Of both, and what their records add in `gradients`."""
         gradients.clear()
-        monkeypatch.setattr(agent, "_root", lambda *_: root)
+        monkeypatch.setattr(client_app, "_root", lambda *_: root)
         found = []
         for site, dealing in sites:
             assert isinstance(engine_of(site, plan), BatchedGradients)
             monkeypatch.setattr(local, "assign_slots", dealing)
             gradients.append([])
-            found.append(participate(site, asked(plan, root), THETA))
+            found.append(answer_round(site, asked(plan, root), THETA))
         return found
 
     monkeypatch.setattr(TracedEngine, "parts", watched)
@@ -262,10 +262,10 @@ def test_a_site_that_outgrew_its_room_says_so_whatever_is_asked(tmp_path: Path, 
     site = under(hospital(tmp_path, X[:held], Y[:held], room=N - 1), plan)
     question = replace(asked(plan, local_lr=local_lr), **changes)
     if held < N:
-        assert participate(site, question, THETA)
+        assert answer_round(site, question, THETA)
         return
     with pytest.raises(Refusal, match=r"room is 23, and this site holds 24 records; raise room, which is public") as no:
-        participate(site, question, THETA)
+        answer_round(site, question, THETA)
     assert no.value.code == "data"
     assert site.ledger is not None
     with Ledger.open(site.ledger, create=False) as ledger:

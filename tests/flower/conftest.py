@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -52,7 +53,7 @@ def deployment(tmp_path: Path) -> LocalGrid:
 @pytest.fixture
 def train() -> Callable[..., dict[str, Any]]:
     """Run the server over a LocalGrid; keywords override the run config, with __ for the dot."""
-    from fedspa.flower.polling import PollingGrid
+    from fedspa.flower.nodes import PollingGrid
     from fedspa.flower.server_app import serve
     from fedspa.flower.settings import read_config
 
@@ -62,3 +63,15 @@ def train() -> Callable[..., dict[str, Any]]:
         return serve(PollingGrid(grid, settings.poll), config, settings)
 
     return run
+
+
+@pytest.fixture
+def hospital(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Any, Any]]:
+    """The two scripts of examples/hospital: its processes, and what its people do."""
+    monkeypatch.syspath_prepend(Path(__file__).parents[2] / "examples/hospital")
+    import loopback
+    import run
+
+    yield loopback, run
+    for name in ("loopback", "run", "hospital", "hospital.records"):
+        sys.modules.pop(name, None)

@@ -6,6 +6,7 @@ import pytest
 
 pytest.importorskip("flwr", reason="needs the extra: pip install 'fedspa[flower]'")
 
+import logging
 import sqlite3
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -20,19 +21,19 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordD
 from flwr.supercore.task_identity import TaskIdentity
 
 from fedspa.agent.ledger.ledger import Ledger
-from fedspa.agent.participate import CODES, FINAL_CODES, Outbox, Refusal, Sent
+from fedspa.agent.participate import Outbox, Refusal, Sent
 from fedspa.algorithms import ALGORITHMS
 from fedspa.algorithms.builtin import FED_SPA
 from fedspa.algorithms.cpsgd.plan import BinomialPlan
 from fedspa.data.features import transform
 from fedspa.errors import ConfigError, DataError, LedgerError, PayloadError, PrivacyError
 from fedspa.flower import check, records, site
-from fedspa.flower.agent import participate
-from fedspa.flower.client_app import app
+from fedspa.flower.client_app import answer_round, app
 from fedspa.flower.site import Site, read_site
 from fedspa.flower.terms import to_record
 from fedspa.mechanisms.base import NoPlan
 from fedspa.privacy import accounting
+from fedspa.runs import identity
 
 from .local_grid import POLICY, SIMULATION
 from .test_terms import GIVEN, PLAN, TERMS
@@ -69,12 +70,12 @@ def at_round(t: int):
 
 def refusal(clinic: Site, announcement=ASKED, theta=THETA) -> str:
     with pytest.raises(Refusal) as caught:
-        participate(clinic, announcement, theta)
+        answer_round(clinic, announcement, theta)
     return caught.value.code
 
 
 def test_a_round_is_paid_for_once(clinic):
-    payload = participate(clinic, ASKED, THETA)
+    payload = answer_round(clinic, ASKED, THETA)
     assert payload.startswith(b"FSPA")
     with Ledger.open(clinic.ledger, create=False) as ledger:
         entry = ledger.find("clinic", ASKED.run, "round-0")
@@ -89,9 +90,9 @@ def _not_again(*_: object) -> Any:
 
 def test_asked_again_the_same_bytes_leave_and_nothing_is_paid(clinic, monkeypatch):
     """What a server that was restored from its checkpoint does."""
-    first = participate(clinic, ASKED, THETA)
+    first = answer_round(clinic, ASKED, THETA)
     monkeypatch.setitem(ALGORITHMS, "fedspa", replace(FED_SPA, respond=_not_again))
-    assert participate(clinic, ASKED, THETA + 1) == first
+    assert answer_round(clinic, ASKED, THETA + 1) == first
     assert spent(clinic) == 1
 
 
@@ -120,34 +121,9 @@ def test_a_site_protects_its_persons(ward):
     people = ward.held(0).examples
     assert (people.x["count"] == 4).sum() == 1
     assert len(people.x["count"]) == 150
-    assert participate(ward, PERSONS, THETA).startswith(b"FSPA")
+    assert answer_round(ward, PERSONS, THETA).startswith(b"FSPA")
     with Ledger.open(ward.ledger, create=False) as ledger:
         assert {event.unit for event in ledger.spent("clinic")} == {"person"}
-
-
-def test_a_record_without_an_id_counts_for_nobody(ward):
-    """It may be somebody's who is there already, and would then count twice."""
-    assert ward.own_records().bad == (50,)
-    assert not ward.held(0).examples.x["records"].isnan().any()
-
-
-@pytest.mark.parametrize(
-    "ids",
-    [
-        *(["a", float("nan"), "b"], ["a", None, "b"], [1.0, float("nan"), 2.0], ["a", "", "b"], [b"a", b" ", b"b"]),
-        *(np.array(["a", np.nan, "b"]), ["a", "None", "b"], ["a", "<NA>", "b"], ["a", [1], "b"], [1, 10**200, 2]),
-    ],
-)
-def test_what_is_no_id(ids):
-    persons, named = records._persons(ids, 3, "data")
-    assert named.tolist() == [True, False, True]
-    assert persons.tolist() == [0, -1, 1]
-
-
-def test_an_id_is_one_however_it_is_written():
-    persons, named = records._persons([17, 17.0, "17", " 17 ", b"17", np.int64(17), "017", "ann"], 8, "data")
-    assert persons.tolist() == [0] * 6 + [1, 2]
-    assert named.all()
 
 
 def test_a_site_may_ask_for_persons(clinic):
@@ -157,7 +133,7 @@ def test_a_site_may_ask_for_persons(clinic):
 
 
 def test_asked_again_with_what_was_sent_gone(clinic, tmp_path):
-    participate(clinic, ASKED, THETA)
+    answer_round(clinic, ASKED, THETA)
     for file in (tmp_path / "ledger.sqlite.outbox").iterdir():
         file.unlink()
     assert refusal(clinic) == "spent"
@@ -165,7 +141,7 @@ def test_asked_again_with_what_was_sent_gone(clinic, tmp_path):
 
 
 def test_rounds_that_are_over_are_stale(clinic):
-    participate(clinic, at_round(1), THETA)
+    answer_round(clinic, at_round(1), THETA)
     assert refusal(clinic, at_round(0)) == "stale"
     assert spent(clinic) == 1
 
@@ -200,10 +176,10 @@ def test_killed_anywhere_it_has_paid_and_trains_never_again(clinic, monkeypatch,
     with monkeypatch.context() as patch:
         broken(patch, where, Killed(), after=after)
         with pytest.raises(Killed):
-            participate(clinic, ASKED, THETA)
+            answer_round(clinic, ASKED, THETA)
     monkeypatch.setitem(ALGORITHMS, "fedspa", replace(FED_SPA, respond=_not_again))
     if (where, after) == ("release", True):
-        assert participate(clinic, ASKED, THETA) == participate(clinic, ASKED, THETA + 1)
+        assert answer_round(clinic, ASKED, THETA) == answer_round(clinic, ASKED, THETA + 1)
     else:
         assert [refusal(clinic) for _ in range(3)] == ["spent"] * 3
     assert spent(clinic) == 1
@@ -222,7 +198,7 @@ def test_whatever_fails_after_the_spend_is_one_answer_for_ever(clinic, monkeypat
     assert [refusal(clinic) for _ in range(3)] == ["spent"] * 3
     assert spent(clinic) == 1
     monkeypatch.undo()
-    assert participate(clinic, at_round(1), THETA).startswith(b"FSPA")  # the next round is another entry
+    assert answer_round(clinic, at_round(1), THETA).startswith(b"FSPA")  # the next round is another entry
     assert refusal(clinic) == "stale"
 
 
@@ -237,7 +213,7 @@ def test_two_at_once_train_once_and_answer_alike(clinic, monkeypatch):
 
     monkeypatch.setitem(ALGORITHMS, "fedspa", replace(FED_SPA, respond=slow))
     with ThreadPoolExecutor(4) as pool:
-        answers = set(pool.map(lambda _: participate(clinic, ASKED, THETA), range(4)))
+        answers = set(pool.map(lambda _: answer_round(clinic, ASKED, THETA), range(4)))
     assert (len(answers), len(trainings), spent(clinic)) == (1, 1, 1)
 
 
@@ -250,7 +226,7 @@ def test_where_nothing_can_be_locked_one_trains_all_the_same(clinic, monkeypatch
 
     monkeypatch.setattr(Outbox, "locked", lambda self: nullcontext(self._folder.mkdir(exist_ok=True)))
     monkeypatch.setitem(ALGORITHMS, "fedspa", replace(FED_SPA, respond=meanwhile))
-    assert participate(clinic, ASKED, THETA) == participate(clinic, ASKED, THETA)
+    assert answer_round(clinic, ASKED, THETA) == answer_round(clinic, ASKED, THETA)
     assert spent(clinic) == 1
 
 
@@ -289,7 +265,7 @@ def test_no_number_of_classes_makes_a_refusal_tell_of_a_label(node, classes):
 def test_a_label_beyond_the_sites_own_number_costs_its_record_alone(node, caplog):
     """The server's number of classes must be the site's; what the labels are shows nowhere."""
     beyond = with_labels(node, np.append(np.arange(200) % 3, 10))
-    assert participate(beyond, ASKED, THETA).startswith(b"FSPA")
+    assert answer_round(beyond, ASKED, THETA).startswith(b"FSPA")
     assert "1 of 201 records are bad" in caplog.text
     assert refusal(beyond, replace(ASKED, classes=11)) == "terms"
     x, y = beyond.held(0).examples
@@ -338,13 +314,13 @@ def test_a_plan_of_exactly_the_budget_is_served_whole_and_no_other(clinic, tmp_p
     exact = accounting.epsilon({PLAN.event: 3}, 1e-3, neighbours="add-remove")
     (tmp_path / "policy.toml").write_text(POLICY.format(epsilon=exact))
     site = read_site(clinic.node, {})
-    participate(site, at_round(0), THETA)
+    answer_round(site, at_round(0), THETA)
     noisier = replace(TERMS, round=1, steps=replace(PLAN, noise_multiplier=2 * PLAN.noise_multiplier))
     assert refusal(site, replace(ASKED, terms=noisier)) == "budget"
     longer = replace(TERMS, round=1, steps=replace(PLAN, participations=4))
     assert refusal(site, replace(ASKED, terms=longer)) == "budget"
     for t in (1, 2):
-        participate(site, at_round(t), THETA)
+        answer_round(site, at_round(t), THETA)
     assert refusal(site, replace(at_round(0), run="another")) == "budget"
     assert spent(site) == 3
     with Ledger.open(site.ledger, create=False) as ledger:
@@ -353,7 +329,7 @@ def test_a_plan_of_exactly_the_budget_is_served_whole_and_no_other(clinic, tmp_p
 
 def test_a_server_gets_no_more_rounds_than_its_plan_said(clinic):
     for t in range(3):
-        participate(clinic, at_round(t), THETA)
+        answer_round(clinic, at_round(t), THETA)
     assert refusal(clinic, at_round(3)) == "too-many-rounds"
     assert spent(clinic) == 3
 
@@ -370,11 +346,6 @@ def test_a_ledger_with_an_event_of_a_newer_fedspa_is_refused(clinic):
     with sqlite3.connect(clinic.ledger) as connection:
         connection.execute("""INSERT INTO event (text) VALUES ('{"kind":"laplace"}')""")
     assert refusal(clinic) == "ledger"
-
-
-def test_codes_are_few_and_fixed():
-    assert FINAL_CODES < CODES
-    assert Refusal("ε = 2.13 spent", "text").code == "internal"
 
 
 def answer(node: dict[str, Any], message: Message) -> dict[str, object]:
@@ -420,22 +391,12 @@ def test_an_expired_message_is_stale(node):
     assert spent(read_site(node, {})) == 0
 
 
-def test_a_whole_message_gets_a_payload(node):
-    assert list(answer(node, message())) == ["payload"]
-
-
 @pytest.mark.parametrize("key", ["agent", "data", "classes", "policy", "ledger"])
 def test_a_node_config_without_a_key_serves_nobody(node, key):
     del node[key]
     with pytest.raises(ConfigError, match=key):
         read_site(node, {})
     assert answer(node, message()) == {"refusal": "internal"}
-
-
-@pytest.mark.parametrize("classes", ["10", 1, 0, -3, 2.0, True])
-def test_classes_is_a_whole_number(node, classes):
-    with pytest.raises(ConfigError, match="classes"):
-        read_site(node | {"classes": classes}, {})
 
 
 def test_an_agent_inside_a_simulation_engine_is_still_an_agent(node, monkeypatch):
@@ -461,7 +422,7 @@ def test_nothing_but_ctrl_c_gets_out_of_the_app(node, monkeypatch):
     def leave(*_: object) -> None:
         raise SystemExit("row 17")
 
-    monkeypatch.setattr("fedspa.flower.client_app.participate", leave)
+    monkeypatch.setattr("fedspa.flower.client_app.answer_round", leave)
     assert answer(node, message()) == {"refusal": "internal"}
 
 
@@ -511,13 +472,6 @@ def test_what_is_wrong_with_all_records_is_refused(tmp_path, arrays):
         assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64, torch.int16, torch.bool])
-def test_tensors_of_any_type_are_records(tmp_path, monkeypatch, dtype):
-    monkeypatch.setattr(records, "_users", lambda *_: (torch.ones(3, 2).to(dtype), torch.tensor([0, 1, 1]).to(dtype)))
-    own = records.load({"data": "a:b"}, 2)
-    assert (own.x.dtype, own.x.tolist(), own.y.tolist()) == (torch.float32, [[1, 1]] * 3, [0, 1, 1])
-
-
 def test_outbox_keeps_the_last_of_each_run_and_agent(tmp_path):
     outbox = Outbox(tmp_path / "ledger.sqlite", "clinic")
     assert outbox.last("a") is None
@@ -557,17 +511,17 @@ def test_outbox_leaves_no_drafts(tmp_path, monkeypatch):
 def test_agents_that_share_a_ledger_send_updates_of_their_own(clinic):
     """One is killed while it trains; it must not send what the other one made."""
     other = replace(clinic, agent="second clinic")
-    participate(clinic, ASKED, THETA)
+    answer_round(clinic, ASKED, THETA)
     with Ledger.open(clinic.ledger, create=False) as ledger:
         ledger.reserve("second clinic", PLAN.event, ASKED.run, "round-0")
     assert refusal(other) == "spent"
-    assert participate(other, at_round(1), THETA) != participate(clinic, at_round(1), THETA)
+    assert answer_round(other, at_round(1), THETA) != answer_round(clinic, at_round(1), THETA)
 
 
 def test_another_name_is_no_fresh_budget(clinic):
     """An operator who renames the site in its node-config: what was spent is still spent."""
     renamed = read_site({**clinic.node, "agent": "Clinic"}, {})
-    participate(clinic, ASKED, THETA)
+    answer_round(clinic, ASKED, THETA)
     assert refusal(renamed, at_round(1)) == "ledger"
     assert spent(clinic) == 1
     with pytest.raises(LedgerError, match="entries of 'clinic' and none of 'Clinic': another name would be a fresh"):
@@ -597,8 +551,8 @@ def test_a_site_makes_the_runs_features_from_its_own_records(clinic):
     plain, _ = clinic.held(0).examples
     mapped, _ = read_site({**clinic.node, "features": "orientations"}, {}).held(0).examples
     assert torch.equal(mapped, transform("orientations", plain, alone=True))
-    with pytest.raises(ConfigError, match="features is 'pixels'; allowed: aligned"):
-        read_site({**clinic.node, "features": "pixels"}, {}).held(0)
+    with pytest.raises(ConfigError, match="features is 'pixels'; it must be 'aligned'"):
+        read_site({**clinic.node, "features": "pixels"}, {})
 
 
 def test_other_features_than_the_runs_are_refused_before_anything_is_paid(clinic):
@@ -640,3 +594,36 @@ def test_a_model_that_keeps_state_is_refused_before_anything_is_paid(node, noise
     clinic = read_site({**node, "model": "carrying:build"}, {})
     assert refusal(clinic, replace(ASKED, noise=noise)) == "terms"
     assert spent(clinic) == 0
+
+
+ANNOUNCED: dict[str, Any] = dict(to_record(GIVEN))
+FORGED = "x\nINFO :      answered\n\x1b[2K\u2028"
+EMPTY = ArrayRecord({"theta": Array("float32", (1,), "numpy.ndarray", b"")})
+QUOTED = {
+    "a key": {"terms": ConfigRecord({**ANNOUNCED, FORGED: 1}), "theta": EMPTY},
+    "a name": {"terms": ConfigRecord(ANNOUNCED), FORGED: EMPTY},
+    "a version": {"terms": ConfigRecord({**ANNOUNCED, "version": "9" * 10**4}), "theta": EMPTY},
+    "an edition": {
+        "terms": ConfigRecord({**ANNOUNCED, "editions": f"{identity.written_editions()}, {FORGED} 1"}),
+        "theta": EMPTY,
+    },
+    "a way to read θ": {
+        "terms": ConfigRecord(ANNOUNCED),
+        "theta": ArrayRecord({"theta": Array("float32", (1,), FORGED * 10**3, b"")}),
+    },
+}
+
+
+@pytest.mark.parametrize("words", QUOTED)
+@pytest.mark.parametrize("kind", ["train", "query"])
+def test_a_servers_words_make_one_short_line(words, kind, caplog):
+    """A site's log is its own: what a server says is quoted in it, and writes no lines there."""
+    TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, 1, 1
+    message = Message(RecordDict(QUOTED[words]), 7, kind)
+    with caplog.at_level(logging.INFO, logger="fedspa.agent"):
+        reply = app(message, Context(1, 7, {}, RecordDict(), {}))
+    [record] = reply.content.values()
+    assert dict(record) == {"refusal": "terms"}
+    [line] = [entry.getMessage() for entry in caplog.records if entry.name == "fedspa.agent"]
+    assert line.isprintable()
+    assert len(line) <= 2100, len(line)

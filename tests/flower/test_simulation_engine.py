@@ -69,10 +69,11 @@ def test_an_app_that_fedspa_new_made_gives_the_simulators_bits(tmp_path, monkeyp
 
     app = tmp_path / "app"
     new(app, flower=True)
-    changes = {"federation.rounds": 2, "privacy.noise": "seeded", "run.out": str(tmp_path / "run")}
+    changes = {"federation.rounds": 1, "privacy.noise": "seeded", "run.out": str(tmp_path / "run")}
+    changes |= {"federation.agents": 2, "federation.per_round": 2}
     with Deployment(tmp_path / "deployment") as deployment:
         deployment.start_simulator()
-        run = deployment.submit(app, changes, "--federation-config", "num-supernodes=8 client-resources-num-cpus=1")
+        run = deployment.submit(app, changes, "--federation-config", "num-supernodes=2 client-resources-num-cpus=1")
         simulate(app, changes | {"run.out": str(tmp_path / "twin")}, monkeypatch)
         until((tmp_path / "run/summary.json").exists, 180)  # cheaper to ask for than the run's status
         finished = deployment.wait(run, 30)

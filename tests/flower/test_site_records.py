@@ -53,7 +53,7 @@ def test_a_record_without_an_id_is_in_no_persons_example(monkeypatch: pytest.Mon
     monkeypatch.setattr(records, "_users", lambda *_: made)
     site._own_records.cache_clear()
     node = (("agent", f"{ids} {dtype}"), ("data", "a:b"), ("model", "a:b"), ("task", "regression"))
-    persons = site._grouped(node, None)
+    persons = site._grouped(node, None, 8)
     assert isinstance(persons.x, dict)
     assert persons.x["count"].tolist() == [1, 1]
     assert persons.x["records"].tolist() == made[0][:2, None].tolist()
@@ -62,7 +62,7 @@ def test_a_record_without_an_id_is_in_no_persons_example(monkeypatch: pytest.Mon
 def test_where_no_record_has_an_id_nobody_is_protected(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(records, "_users", lambda *_: (np.zeros((2, 3)), np.zeros(2), [None, None]))
     with pytest.raises(DataError, match="no record says whose it is"):
-        site._grouped((("agent", "nobody"), ("data", "a:b"), ("task", "regression")), None)
+        site._grouped((("agent", "nobody"), ("data", "a:b"), ("task", "regression")), None, 8)
 
 
 def test_a_long_id_costs_the_others_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

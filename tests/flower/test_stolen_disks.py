@@ -49,7 +49,7 @@ def test_a_ledger_holds_no_data_gradient_or_model(deployment, train, tmp_path):
         for row in connection.execute(f"SELECT * FROM {table}"):
             assert all(value is None or isinstance(value, int) or len(value) < 500 for value in row), table
     connection.close()
-    counts = {"id", "sequence", "count", "entries", "releases", "known_entries", "known_releases", "participations"}
+    counts = {"id", "sequence", "number", "count", "entries", "known_entries", "announced", "first", "last"}
     names = {"agent", "run", "message", "event", "text", "name"}
     assert columns == {*counts, *names, "hash", "digest", "reserved_at", "released_at", "accepted_at"}
     with np.load(tmp_path / "site-0/records.npz") as held:

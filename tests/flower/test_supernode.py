@@ -19,7 +19,7 @@ from packaging.requirements import Requirement
 
 from fedspa.errors import ConfigError
 from fedspa.flower import check
-from fedspa.flower.supernode import digest_of, pin, send_leftovers_first
+from fedspa.flower.start import digest_of, pin, send_leftovers_first
 
 REVIEWED = b"the app that was reviewed"
 DIGEST = hashlib.sha256(REVIEWED).hexdigest()

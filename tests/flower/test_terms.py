@@ -16,19 +16,9 @@ from hypothesis import strategies as st
 from sample_plans import BINOMIAL_PLAN, GAUSSIAN_PLAN
 
 from fedspa.algorithms import Terms, chosen
-from fedspa.algorithms.cpsgd.plan import BINOMIAL
-from fedspa.flower.terms import (
-    _KEYS,
-    LIMITS,
-    VERSION,
-    Announcement,
-    TermsError,
-    from_record,
-    to_record,
-)
+from fedspa.flower.terms import VERSION, Announcement, TermsError, from_record, record_model, to_record
 from fedspa.mechanisms.base import NoPlan
-from fedspa.mechanisms.discrete_gaussian.plan import DISCRETE_GAUSSIAN, DiscreteGaussianPlan
-from fedspa.mechanisms.gaussian.plan import GAUSSIAN
+from fedspa.mechanisms.discrete_gaussian.plan import DiscreteGaussianPlan
 from fedspa.runs.sections import Task
 
 SIZES = {"dimension": 650, "clip_value": 0.3, "batch": 20, "records": 100, "participations": 3}
@@ -54,10 +44,6 @@ GIVEN = Announcement(
     noise="secure",
     terms=TERMS,
 )
-
-
-def test_there_and_back():
-    assert from_record(to_record(GIVEN)) == GIVEN
 
 
 @pytest.mark.parametrize("given", ["GIVEN", "CPSGD"])
@@ -97,10 +83,6 @@ SUMMED = replace(
 )
 
 
-def test_there_and_back_with_cpsgds_plan():
-    assert from_record(to_record(CPSGD)) == CPSGD
-
-
 def test_there_and_back_with_a_cohort():
     assert SUMMED.adversary == "secure-aggregation"
     assert from_record(to_record(SUMMED)) == SUMMED
@@ -109,57 +91,9 @@ def test_there_and_back_with_a_cohort():
     assert from_record(to_record(binomial)) == binomial
 
 
-@pytest.mark.parametrize(
-    ("key", "value"),
-    [
-        ("adversary", "local"),
-        ("cohort", ["x" * 65]),
-        ("cohort", [1, 2, 3]),
-        ("cohort", ["north"] * 10_001),
-        ("binding", bytes(31)),
-        ("attempt", 0),
-        ("members", 0),
-        ("colluders", 3),
-        ("algorithm", "fedavg"),
-        ("most", 2),
-        ("bound", 0),
-    ],
-)
-def test_bad_terms_of_a_sum_are_refused(key, value):
-    with pytest.raises(TermsError):
-        from_record(ConfigRecord(dict(to_record(SUMMED)) | {key: value}))
-
-
 def test_a_sum_is_no_algorithm_of_another_adversary():
-    with pytest.raises(TermsError, match=r"adversary|missing or unknown keys"):
+    with pytest.raises(TermsError, match=r"adversary|is missing|unknown key"):
         from_record(ConfigRecord(dict(to_record(GIVEN)) | {"adversary": "secure-aggregation"}))
-
-
-@pytest.mark.parametrize(
-    ("key", "value"),
-    [
-        ("bits", 0),
-        ("bits", 17),
-        ("bits", 4.0),
-        ("trials", 0),
-        ("trials", 2**31),
-        ("rotation", 1),
-        ("adversary", "server"),
-        ("agents", 0),
-        ("records", 0),
-        ("batch", 101),
-        ("active", 649),
-        ("mask", "per-agent"),
-        ("sampling", "poisson"),
-        ("local_steps", 2),
-        ("delta", 0.5),
-        ("noise_multiplier", 1.0),
-        ("algorithm", "fedspa"),
-    ],
-)
-def test_bad_terms_of_cpsgd_are_refused(key, value):
-    with pytest.raises(TermsError):
-        from_record(ConfigRecord(dict(to_record(CPSGD)) | {key: value}))
 
 
 @pytest.mark.parametrize(("key", "value"), [("active", 649), ("sampling", "poisson"), ("local_steps", 2)])
@@ -175,35 +109,17 @@ def test_terms_have_no_parts_that_could_disagree_with_their_plan(key):
         replace(TERMS, **{key: getattr(TERMS.steps, key, None)})
 
 
-def test_there_and_back_with_one_mask_for_all():
-    shared = replace(GIVEN, terms=replace(TERMS, mask="shared", mask_seed=GIVEN.mask_seed))
-    assert from_record(to_record(shared)) == shared
-
-
 LAYERED = replace(
     GIVEN, terms=replace(TERMS, mask="fixed", mask_seed=GIVEN.mask_seed, layers=((600, 100), (40, 20), (10, 10)))
 )
 
 
-def test_there_and_back_with_a_mask_by_layers():
-    assert from_record(to_record(LAYERED)) == LAYERED
+SHARED = replace(GIVEN, terms=replace(TERMS, mask="shared", mask_seed=GIVEN.mask_seed))
 
 
-@pytest.mark.parametrize(
-    ("key", "value"),
-    [
-        ("layer_sizes", [600, 40, 11]),
-        ("layer_sizes", [600, 50]),
-        ("layer_active", [100, 41, -11]),
-        ("layer_active", [100, 20, 11]),
-        ("mask", "shared"),
-    ],
-)
-def test_layers_that_do_not_add_up_are_refused(key, value):
-    record = to_record(LAYERED)
-    record[key] = value
-    with pytest.raises(TermsError):
-        from_record(record)
+@pytest.mark.parametrize("announced", [GIVEN, CPSGD, SHARED, LAYERED], ids=["given", "cpsgd", "shared", "layered"])
+def test_there_and_back(announced):
+    assert from_record(to_record(announced)) == announced
 
 
 def test_there_and_back_without_privacy():
@@ -273,13 +189,53 @@ BAD = {
 }
 
 
-@pytest.mark.parametrize(("key", "value"), [(key, value) for key, values in BAD.items() for value in values])
-def test_one_bad_value_is_refused(key, value):
-    record = to_record(GIVEN)
-    assert key in record
-    record[key] = value
+BAD_CPSGD = {
+    "bits": [0, 17, 4.0],
+    "trials": [0, 2**31],
+    "rotation": [1],
+    "adversary": ["server"],
+    "agents": [0],
+    "records": [0],
+    "batch": [101],
+    "active": [649],
+    "mask": ["per-agent"],
+    "sampling": ["poisson"],
+    "local_steps": [2],
+    "delta": [0.5],
+    "noise_multiplier": [1.0],
+    "algorithm": ["fedspa"],
+}
+BAD_SUMMED = {
+    "adversary": ["local"],
+    "cohort": [["x" * 65], [1, 2, 3], ["north"] * 10_001],
+    "binding": [bytes(31)],
+    "attempt": [0],
+    "members": [0],
+    "colluders": [3],
+    "algorithm": ["fedavg"],
+    "most": [2],
+    "bound": [0],
+}
+BAD_LAYERED = {
+    "layer_sizes": [[600, 40, 11], [600, 50]],
+    "layer_active": [[100, 41, -11], [100, 20, 11]],
+    "mask": ["shared"],
+}
+ALL_BAD = [
+    (announced, key, value)
+    for announced, table in ((GIVEN, BAD), (CPSGD, BAD_CPSGD), (SUMMED, BAD_SUMMED), (LAYERED, BAD_LAYERED))
+    for key, values in table.items()
+    for value in values
+]
+
+
+@pytest.mark.parametrize(
+    ("announced", "key", "value"), ALL_BAD, ids=[f"{place}-{key}" for place, (_, key, _) in enumerate(ALL_BAD)]
+)
+def test_one_bad_value_is_refused(announced, key, value):
+    assert announced is not GIVEN or key in to_record(announced)
     with pytest.raises(TermsError):
-        from_record(record)
+        from_record(ConfigRecord(dict(to_record(announced)) | {key: value}))
 
 
 def test_every_key_is_needed_and_no_other_allowed():
@@ -306,31 +262,33 @@ def test_other_keys_are_another_version():
     assert (VERSION, hashlib.sha256(" ".join(keys).encode()).hexdigest()[:8]) == (1, "944a908d")
 
 
-NUMBERS = [
-    (given_, key)
-    for given_, keys in (
-        (GIVEN, _KEYS | GAUSSIAN.record),
-        (CPSGD, _KEYS | BINOMIAL.record),
-        (SUMMED, _KEYS | DISCRETE_GAUSSIAN.record),
-    )
-    for key, kind in keys.items()
-    if kind in (int, float) and key != "version"
-]
+def limits_of(announcement: Announcement) -> dict[str, tuple[float, float]]:
+    """Least and most of every number in a record, from the model by which it is read."""
+    model = record_model(chosen(announcement.algorithm, announcement.adversary).mechanism)
+    numbers = {key for key, value in to_record(announcement).items() if type(value) in (int, float)} - {"version"}
+    found = {}
+    for key in numbers:
+        bounds = {type(each).__name__: each for each in model.model_fields[key].metadata}
+        found[key] = bounds["Ge"].ge, bounds["Le"].le
+    return found
+
+
+LIMITS = limits_of(GIVEN)
+NUMBERS = [(announced, key) for announced in (GIVEN, CPSGD, SUMMED) for key in sorted(limits_of(announced))]
 
 
 @pytest.mark.parametrize(
     ("announcement", "key"), NUMBERS, ids=[f"{a.algorithm}-{a.adversary}-{key}" for a, key in NUMBERS]
 )
 def test_every_number_has_a_least_and_a_most(announcement, key):
-    """From the table of keys itself: a new number without limits fails here, and in every reading."""
-    mechanism = chosen(announcement.algorithm, announcement.adversary).mechanism
-    kind, (least, most) = type(to_record(announcement)[key]), (LIMITS | mechanism.limits)[key]
+    """From the model itself: a new number without limits fails here, and in every reading."""
+    kind, (least, most) = type(to_record(announcement)[key]), limits_of(announcement)[key]
     beyond = [most * 1.001 + 1, least - 1] if kind is int else [most * 1.001, least * 0.999, -least]
     extremes = [-(2**63), 2**63 - 1] if kind is int else [-1e308, 1e308, 5e-324, math.inf, -math.inf, math.nan, 0.0]
     for value in (*(kind(value) for value in beyond), *extremes):
         record = to_record(announcement)
         record[key] = value
-        with pytest.raises(TermsError, match=f"^{key} is .*between"):
+        with pytest.raises(TermsError, match=f"^{key} is .*it must be|^{key} is .*finite"):
             from_record(record)
 
 
@@ -365,7 +323,7 @@ def test_terms_under_which_no_update_can_be_written_are_refused_before_the_spend
 def test_more_layers_than_any_model_has_are_refused():
     sizes, active = [650] + [0] * 10_000, [130] + [0] * 10_000
     record = dict(to_record(LAYERED)) | {"layer_sizes": sizes, "layer_active": active}
-    with pytest.raises(TermsError, match="at most 10000"):
+    with pytest.raises(TermsError, match=r"layer_sizes is .* at most 10000"):
         from_record(ConfigRecord(record))
 
 

@@ -50,7 +50,7 @@ def new_site(
     Example: fedspa site new north --superlink server.example:8443
     """
     from fedspa.agent.ledger.ledger import Ledger
-    from fedspa.flower.operate import credentials, folders
+    from fedspa.flower import credentials, folders
 
     name = real_path(folder).name if agent is None else agent
     if not 0 < len(name) <= 200:
@@ -75,9 +75,7 @@ def new_site(
         if certificate is not None:
             shutil.copyfile(certificate, folder / "ca.crt")
         Ledger.open(folder / "ledger" / "ledger.sqlite").close()
-    print(
-        f"Created the site {folders.read_site(folder).agent} in {folder}. Its README.md lists the next steps; then:\n"
-    )
+    print(f"Created the site {name} in {folder}. Its README.md lists the next steps; then:\n")
     print(f"    fedspa site check {folder}\n")
 
 
@@ -95,9 +93,9 @@ def check_site(
     """
     require_flower()
     from fedspa.flower.check import examine
-    from fedspa.flower.operate.folders import read_site
+    from fedspa.flower.folders import read_site_folder
 
-    found = read_site(folder)
+    found = read_site_folder(folder)
     show_checks(found.agent, examine(found, server=server), as_json)
 
 
@@ -113,10 +111,10 @@ def pin_app(
     Example: fedspa site pin north examples/hospital
     """
     require_flower()
-    from fedspa.flower.operate.folders import read_site
-    from fedspa.flower.supernode import digest_of
+    from fedspa.flower.folders import read_site_folder
+    from fedspa.flower.start import digest_of
 
-    found = read_site(folder)
+    found = read_site_folder(folder)
     digest = digest_of(application)
     if digest not in found.digests():
         with worded(ConfigError, lambda why: f"{found.apps}: {why}"), found.apps.open("a", encoding="utf-8") as file:
@@ -134,10 +132,10 @@ def run_site(folder: SiteFolder, log_format: LogFormat = "text") -> None:
     Example: fedspa site run north --log-format json
     """
     require_flower()
-    from fedspa.flower.operate import logs, start
-    from fedspa.flower.operate.folders import read_site
+    from fedspa.flower import logs, start
+    from fedspa.flower.folders import read_site_folder
 
-    found = read_site(folder)
+    found = read_site_folder(folder)
     if log_format == "json":
         logs.as_json(found.path / "agent.log")
     start.run_site(found)
@@ -152,10 +150,10 @@ def show_site(folder: SiteFolder, prometheus: Prometheus = None) -> None:
 
     Example: fedspa site status north --prometheus /var/lib/node_exporter/fedspa.prom
     """
-    from fedspa.flower.operate import monitor
-    from fedspa.flower.operate.folders import read_site
+    from fedspa.flower import monitor
+    from fedspa.flower.folders import read_site_folder
 
-    found = read_site(folder)
+    found = read_site_folder(folder)
     if prometheus is not None:
         _write_metrics(monitor.site_metrics(found), prometheus)
     _end(*monitor.site_health(found))
@@ -228,7 +226,7 @@ def new_server(
 
     Example: fedspa server new server --name server.example
     """
-    from fedspa.flower.operate import credentials, folders
+    from fedspa.flower import credentials, folders
 
     for option, value in (("--name", name), ("--host", host)):
         if not folders.is_host(value):
@@ -255,14 +253,14 @@ def run_server(folder: ServerFolder, log_format: LogFormat = "text") -> None:
     Example: fedspa server run server --log-format json
     """
     require_flower()
-    from fedspa.flower.operate import logs, start
-    from fedspa.flower.operate.folders import read_server
-    from fedspa.flower.operate.server_check import examine
+    from fedspa.flower import logs, start
+    from fedspa.flower.check import examine_server
+    from fedspa.flower.folders import read_server_folder
 
-    found = read_server(folder)
+    found = read_server_folder(folder)
     if log_format == "json":
         logs.as_json(None)
-    show_checks("server", examine(found), log_format == "json")
+    show_checks("server", examine_server(found), log_format == "json")
     start.run_server(found)
 
 
@@ -276,10 +274,10 @@ def register_nodes(
     Example: fedspa server register server north.pub
     """
     require_flower()
-    from fedspa.flower.operate import runs
-    from fedspa.flower.operate.folders import read_server
+    from fedspa.flower import start
+    from fedspa.flower.folders import read_server_folder
 
-    for name, is_new in runs.register(read_server(folder), keys or []).items():
+    for name, is_new in start.register(read_server_folder(folder), keys or []).items():
         print(f"{name}: {'registered' if is_new else 'was registered before'}")
 
 
@@ -299,10 +297,10 @@ def train(
     Example: fedspa server train server examples/hospital -c 'privacy.epsilon=1.0'
     """
     require_flower()
-    from fedspa.flower.operate import runs
-    from fedspa.flower.operate.folders import read_server
+    from fedspa.flower import start
+    from fedspa.flower.folders import read_server_folder
 
-    _end(*runs.train(read_server(folder), application, config, name))
+    _end(*start.train(read_server_folder(folder), application, config, name))
 
 
 @server.command("status")
@@ -314,10 +312,10 @@ def show_server(folder: ServerFolder, prometheus: Prometheus = None) -> None:
 
     Example: fedspa server status server --prometheus /var/lib/node_exporter/fedspa.prom
     """
-    from fedspa.flower.operate import monitor
-    from fedspa.flower.operate.folders import read_server
+    from fedspa.flower import monitor
+    from fedspa.flower.folders import read_server_folder
 
-    found = read_server(folder)
+    found = read_server_folder(folder)
     if prometheus is not None:
         _write_metrics(monitor.server_metrics(found), prometheus)
     _end(*monitor.server_health(found))

@@ -91,9 +91,9 @@ def show(
 def _locate(path: Path) -> tuple[Path, Path | None]:
     """Return the ledger that `path` is or that its folder has, and the policy of a site's folder."""
     if (path / "site.toml").is_file():
-        from fedspa.flower.operate.folders import read_site
+        from fedspa.flower.folders import read_site_folder
 
-        site = read_site(path)
+        site = read_site_folder(path)
         return site.ledger, site.policy
     if (path / "config.toml").is_file():
         return path / "ledger.sqlite", None

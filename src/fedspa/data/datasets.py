@@ -152,7 +152,7 @@ def _placed(name: str, directory: Path | None) -> Path:
 
 
 def _npz(name: str, directory: Path | None, person: str | None) -> Dataset:
-    arrays = readers.read_npz(_placed(name, directory), () if person is None else (person,))
+    arrays = readers.read_npz(_placed(name, directory), (*readers.NPZ_ARRAYS, *(() if person is None else (person,))))
     persons = None if person is None else arrays[person]
     return from_arrays(*(arrays[member] for member in readers.NPZ_ARRAYS), name=name, persons=persons)
 

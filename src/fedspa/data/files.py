@@ -71,9 +71,8 @@ def read_cifar_batch(path: Path) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
     return data.reshape(-1, 3, 32, 32), numbers.astype(np.int64)
 
 
-def read_npz(path: Path, more: tuple[str, ...] = ()) -> dict[str, NDArray[Any]]:
-    """Read the arrays of an .npz by name: x_train, y_train, x_test, y_test and those of `more`."""
-    wanted = (*NPZ_ARRAYS, *more)
+def read_npz(path: Path, wanted: tuple[str, ...] = NPZ_ARRAYS) -> dict[str, NDArray[Any]]:
+    """Read the arrays of an .npz by name."""
     try:
         with np.load(path, allow_pickle=False) as archive:
             missing = [name for name in wanted if name not in archive.files]
@@ -83,6 +82,6 @@ def read_npz(path: Path, more: tuple[str, ...] = ()) -> dict[str, NDArray[Any]]:
     except DataError:
         raise
     except FileNotFoundError:
-        raise DataError(f"data.name = '{path}': there is no such file") from None
+        raise DataError(f"data = '{path}': there is no such file") from None
     except Exception as cause:  # zipfile and numpy raise a dozen kinds
         raise DataError(f"{path} is damaged, or not an .npz of plain arrays ({first_line(cause)})") from cause

@@ -12,6 +12,9 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.hazmat.primitives.serialization import load_ssh_public_key
+
 from fedspa.agent.ledger.ledger import Ledger
 from fedspa.agent.ledger.report import verify
 from fedspa.agent.participate import Outbox, require_newest
@@ -19,14 +22,12 @@ from fedspa.agent.policy import Policy
 from fedspa.checks import Check, run_checks
 from fedspa.errors import ConfigError, DataError, FedspaError, LedgerError, real_path
 from fedspa.examples import count, layout, leaves
-from fedspa.flower import node_config
-from fedspa.flower.operate import credentials
-from fedspa.flower.operate.folders import SiteFolder, address_parts
-from fedspa.flower.operate.monitor import answers_tls
-from fedspa.flower.played import Held
+from fedspa.flower import credentials
+from fedspa.flower.folders import ServerFolder, SiteFolder, address_parts
+from fedspa.flower.monitor import answers_tls
 from fedspa.flower.site import Site, bad_records, read_site
 from fedspa.flower.terms import VERSION
-from fedspa.flower.trainer import Trainer, trainer_for
+from fedspa.flower.trainer import Held, Trainer, trainer_for
 from fedspa.learning.tasks.named import resolve
 from fedspa.privacy.event import noise_modes, seeded_words
 from fedspa.runs import identity
@@ -69,7 +70,7 @@ def check_node(node: Mapping[str, Any]) -> list[Check]:
     """What there is to say of a node-config that can be served; an error of one line where none could."""
     if not logger.handlers:
         logger.addHandler(logging.NullHandler())  # bad records are reported below, once
-    site = read_site(node_config.parsed(node), {})
+    site = read_site(node, {})
     held = site.held(0)
     trainer = _require_use(site, held)
     own = site.own_records()
@@ -77,7 +78,9 @@ def check_node(node: Mapping[str, Any]) -> list[Check]:
     found = [("agent", site.agent), ("records", f"{count(own.y)} of shape {layout(held.record.x)}, {learned}")]
     if site.unit == "person":
         found.append(("persons", f"{count(held.examples.y)}, of each at most {_most(held)} records"))
-    found += [("room", _room(site)), ("device", str(site.device))]
+    room = f"{site.room} places for {site.unit}s, a public number that is meant to stay"
+    none = "not named: under Poisson sampling, records are never taken together"
+    found += [("room", none if site.room is None else room), ("device", str(site.device))]
     if trainer is not None:
         found.append(("engine", f"{trainer.engine.name} ({trainer.choice.why})"))
         found += (("faster", hint) for hint in trainer.choice.hints)
@@ -86,7 +89,9 @@ def check_node(node: Mapping[str, Any]) -> list[Check]:
         found.append(("site key", f"{fingerprint(site.member.secret.public)}, for sums with others"))
         found.append(("roster", f"{len(roster.members)} members, digest {roster.digest[:16]}…"))
     found += (("ledger", line) for line in _spent(site))
-    notes = [("ledger", words) for words in _lost(site)]
+    assert site.ledger is not None
+    with Ledger.read(site.ledger) as ledger:  # what the ε above does not count
+        notes = [("ledger", str(loss)) for loss in ledger.losses()]
     if own.bad:
         notes.append(("bad records", bad_records(own, site.own_classes, site.node["data"])))
     return [
@@ -135,13 +140,6 @@ def _spent(site: Site) -> Iterator[str]:
         yield f"ε = {shown(total.epsilon)} spent of {limit.epsilon:g} ({terms})"
     if (words := seeded_words(noise_modes(events))) is not None:  # a simulation's ledger
         yield words
-
-
-def _lost(site: Site) -> list[str]:
-    """What the ε above it does not count."""
-    assert site.ledger is not None
-    with Ledger.read(site.ledger) as ledger:
-        return list(map(str, ledger.losses()))
 
 
 def _ledger(site: SiteFolder) -> Iterator[Check]:
@@ -203,12 +201,6 @@ def filesystem(path: Path) -> str | None:
     return kind
 
 
-def _room(site: Site) -> str:
-    if site.room is not None:
-        return f"{site.room} places for {site.unit}s, a public number that is meant to stay"
-    return "not named: under Poisson sampling, records are never taken together"
-
-
 def _require_use(site: Site, held: Held) -> Trainer | None:
     """An error where no run could be served: each of them would be refused. What trains the site's own model, where it
     names one, under the sampling that its policy allows or prefers."""
@@ -229,3 +221,52 @@ def _require_use(site: Site, held: Held) -> Trainer | None:
 def _most(held: Held) -> int:
     """How many records the person with the most has, of those that count."""
     return next(leaves(held.examples.y)).shape[1]
+
+
+def examine_server(server: ServerFolder) -> list[Check]:
+    """Run every check of a server's folder."""
+    checks: dict[str, Callable[[ServerFolder], Iterator[Check]]] = {
+        "certificate": _server_certificate,
+        "key": _server_key,
+        "folder": _server_folder,
+        "nodes": _server_nodes,
+        "versions": lambda _: versions(),
+    }
+    return run_checks({subject: partial(check, server) for subject, check in checks.items()})
+
+
+def _server_certificate(server: ServerFolder) -> Iterator[Check]:
+    certificate, authority = map(credentials.read_certificate, (server.certificate, server.authority))
+    left = min(map(credentials.days_left, (certificate, authority)))
+    names = ", ".join(credentials.names_of(certificate)) or "no name, so that no site can check it"
+    why = f"valid for {left} days" if left >= 0 else f"ended {-left} days ago: put a new one there, and ca.crt at sites"
+    yield Check("certificate", left >= 0, f"{server.certificate}: {names}; {why}")
+    try:
+        certificate.verify_directly_issued_by(authority)
+        yield Check("authority", True, f"{server.authority} signed it; every site needs this file")
+    except Exception:  # of many kinds: another name, another key, a signature that is none
+        yield Check("authority", False, f"{server.authority} did not sign it; put the right one there")
+
+
+def _server_key(server: ServerFolder) -> Iterator[Check]:
+    problem = credentials.server_key_problem(server.key, server.certificate)
+    yield Check("key", problem is None, problem or f"{server.key}, readable by its owner only")
+
+
+def _server_folder(server: ServerFolder) -> Iterator[Check]:
+    places = {server.database.parent, server.runs.parent if not server.runs.exists() else server.runs}
+    closed = [str(place) for place in places if not os.access(place, os.W_OK)]
+    can = f"{server.database} and {server.runs} can be written"
+    yield Check("folder", not closed, f"{closed[0]} cannot be written by this user" if closed else can)
+
+
+def _server_nodes(server: ServerFolder) -> Iterator[Check]:
+    found = sorted(server.nodes.glob("*.pub"))
+    for path in found:
+        try:
+            load_ssh_public_key(path.read_bytes())
+        except (OSError, ValueError, UnsupportedAlgorithm):
+            yield Check("nodes", False, f"{path} holds no public key; ask the site for its node.key.pub")
+            return
+    names = ", ".join(path.stem for path in found) or "no site's key yet: put them there as NAME.pub"
+    yield Check("nodes", True if found else None, f"{server.nodes}: {names}")

@@ -25,6 +25,7 @@ from torch import Tensor
 
 from fedspa.data import plugin
 from fedspa.data.columns import Odd, identifier, is_table, load_schema
+from fedspa.data.files import read_npz
 from fedspa.data.persons import id_array
 from fedspa.data.table import read_table
 from fedspa.errors import ConfigError, DataError
@@ -267,14 +268,7 @@ def _npz(path: Path, person: object) -> tuple[Any, ...]:
             f"there are no records yet: '{path}' is not there; put an .npz with the arrays {', '.join(members)} there, "
             "or name in data where they are: another .npz, a table with a schema, or module:function"
         )
-    try:
-        with np.load(path, allow_pickle=False) as arrays:
-            lacking = [member for member in members if member not in arrays]
-            if not lacking:
-                return tuple(arrays[member] for member in members)
-    except Exception as error:  # numpy and zipfile raise a dozen kinds on what is no .npz
-        raise DataError(f"data = '{path}' cannot be read ({plugin.one_line(error)})") from error
-    raise DataError(f"data = '{path}' has no array {lacking[0]!r}; an agent's .npz has {', '.join(members)}")
+    return tuple(read_npz(path, members).values())
 
 
 def _users(name: str, node: Mapping[str, Any]) -> object:

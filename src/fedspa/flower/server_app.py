@@ -19,8 +19,8 @@ from fedspa.agent.ledger.ledger import Ledger
 from fedspa.agent.participate import agent_name
 from fedspa.data.dataset import Dataset
 from fedspa.errors import ConfigError, FedspaError
-from fedspa.flower.polling import PollingGrid
-from fedspa.flower.settings import FlowerSettings, for_agents_of_their_own, read_config
+from fedspa.flower.nodes import PollingGrid
+from fedspa.flower.settings import FlowerSettings, check_deployable, read_config
 from fedspa.flower.strategy import FedSpa
 from fedspa.running import ReportWriter
 from fedspa.runs.config import Config
@@ -63,7 +63,7 @@ def serve(grid: PollingGrid, config: Config, settings: FlowerSettings) -> dict[s
         strategy = FedSpa(course, settings, kept)
         if course.begun is None:
             strategy.save()
-        # A run that goes on may miss a site that is gone for good; a new one wants everybody, one that is over nobody.
+        # A resumed run may miss a site that is gone for good; a new one wants everybody, one that is over nobody.
         patience = (
             settings.start_timeout if not settings.resume else min(settings.start_timeout, settings.round_timeout)
         )
@@ -89,14 +89,14 @@ def _prepared(config: Config, settings: FlowerSettings) -> tuple[Job, Coordinato
         job = deployed(config, settings.records)
         return job, server_of(job, own_records(config), {settings.records})
     records = records_of(config)
-    played = prepare(config, records)
-    return played, server_of(played, records, {len(held) for held in played.holdings})
+    job = prepare(config, records)
+    return job, server_of(job, records, {len(held) for held in job.holdings})
 
 
 def deployed(config: Config, records: int) -> Job:
     """The job of a server whose agents hold at least `records` records each; persons, where the config names
     data.person: the ids are the agents' own."""
-    for_agents_of_their_own(config)
+    check_deployable(config)
     return prepare_server(config, own_records(config), {records})
 
 
@@ -134,7 +134,7 @@ def _folder(job: Job, settings: FlowerSettings) -> RunFolder:
     if not settings.resume:
         return RunFolder(job.config, job.data_name, ReportWriter)
     if out is None:
-        raise ConfigError("flower.resume is true and run.out is not set; name the folder of the run to go on with")
+        raise ConfigError("flower.resume is true and run.out is not set; name the folder of the run to resume")
     return RunFolder.reopen(Path(out), job.config, ReportWriter)
 
 

@@ -14,7 +14,7 @@ from typing import Annotated, Any, Final
 
 from pydantic import Field, ValidationError
 
-from fedspa.errors import ConfigError, quoted
+from fedspa.errors import ConfigError, describe_invalid, quoted
 from fedspa.runs import config as configs
 from fedspa.runs.config import Config
 from fedspa.runs.sections import Many, Section
@@ -33,7 +33,7 @@ class FlowerSettings(Section):
 
     `records` is the fewest records that an agent of a deployment holds: it sets the public sampling rate, so that the
     server's ε holds for all. Without it the run is a simulation, in which `data` is dealt out to the nodes. `quorum` is
-    the number of valid updates that a round needs for θ to move (default: half of per_round). `resume` goes on from
+    the number of valid updates that a round needs for θ to move (default: half of per_round). `resume` continues
     `run.out`. `roster` is the server's copy of the sites' names and public keys, for secure aggregation.
     """
 
@@ -64,12 +64,9 @@ def read_config(run_config: Mapping[str, Any]) -> tuple[Config, FlowerSettings]:
     try:
         settings = FlowerSettings.model_validate(sections.pop("flower", {}))
     except ValidationError as error:
-        first = error.errors()[0]
-        name = ".".join(str(part) for part in first["loc"])
-        allowed = ", ".join(FlowerSettings.model_fields)
-        raise ConfigError(f"flower.{name} is {quoted(first['input'])}: {first['msg']}; keys: {allowed}") from None
+        raise ConfigError(describe_invalid(error, FlowerSettings, "flower.")) from None
     config = configs.load(sections)
-    _refuse_unheeded(config)
+    _check_unsupported(config)
     quorum = settings.quorum
     if quorum is not None and quorum > config.federation.per_round:
         raise ConfigError(
@@ -78,7 +75,7 @@ def read_config(run_config: Mapping[str, Any]) -> tuple[Config, FlowerSettings]:
     return config, settings
 
 
-def for_agents_of_their_own(config: Config) -> None:
+def check_deployable(config: Config) -> None:
     """Raise on a key by which a simulation's agents are made; those of a deployment have records and limits already."""
     if config.private and config.privacy.noise == "seeded":
         raise ConfigError(
@@ -97,7 +94,7 @@ def for_agents_of_their_own(config: Config) -> None:
             raise ConfigError(f"run.{key} is {path!r}; a deployed agent names its {key} in its own node-config")
 
 
-def _refuse_unheeded(config: Config) -> None:
+def _check_unsupported(config: Config) -> None:
     run = config.run
     if run.device != "cpu":
         raise ConfigError(f"run.device is {run.device!r}; on Flower each site names its own device: leave it out")

@@ -29,19 +29,20 @@ from torch import Tensor
 from fedspa.agent.participate import CODES, FINAL_CODES
 from fedspa.algorithms import Terms
 from fedspa.errors import FedspaError, PayloadError
-from fedspa.flower.announce import Announcer
-from fedspa.flower.asked import AskedRounds
-from fedspa.flower.members import Introductions, members_of
-from fedspa.flower.roster import Roster
+from fedspa.flower.nodes import AskedRounds, Introductions, NodeRegistry, members_of
 from fedspa.flower.settings import FlowerSettings
-from fedspa.flower.sums import Sums
+from fedspa.flower.terms import Announcement, to_record
+from fedspa.learning.flat import sketch
 from fedspa.runs.guarantee import Guarantee
 from fedspa.runs.metrics import label, shown_score
 from fedspa.runs.run_state import RunState, check_same_noise, noise
 from fedspa.runs.summary import measured
 from fedspa.secagg.session import Session
+from fedspa.secagg.total import Void
 from fedspa.server.intake import Intake
 from fedspa.server.masked_intake import MaskedIntake
+
+MOST_VOIDS = 3  # rounds without a sum in a row: each costs everybody who was asked
 
 
 class FedSpa(Strategy):
@@ -60,17 +61,19 @@ class FedSpa(Strategy):
         if begun is not None and "asked" not in extra:  # nobody was counted here
             raise FedspaError(
                 f"the run in {course.folder.path} was begun by `fedspa run`, whose ledger alone knows what its rounds "
-                f"spent: go on with `fedspa run --resume {course.folder.path}`"
+                f"spent: resume it with `fedspa run --resume {course.folder.path}`"
             )
         self.run = begun.run if begun is not None else secrets.token_hex(16)
-        members, deployed = members_of(job, settings), settings.records is not None
+        self._members = members = members_of(job, settings)
+        deployed = settings.records is not None
+        self._voids: list[str] = []  # why there was no sum, of the last rounds in a row
         self._named = {} if members is None else {"members": members.digest}
         if members is not None and extra.get("members", members.digest) != members.digest:
             raise FedspaError(
                 f"{settings.roster} names other members than when the run began, and what was asked of each is counted "
                 "by their order; put that roster back (keys in it may change), or start a new run"
             )
-        self.roster = Roster(job.config.federation.agents, named=members is not None and deployed)
+        self.roster = NodeRegistry(job.config.federation.agents, named=members is not None and deployed)
         if "roster" in extra:
             self.roster.restore(extra["roster"])
         self.dropped: Counter[str] = Counter(extra.get("dropped", {}))
@@ -86,11 +89,8 @@ class FedSpa(Strategy):
         # A deployed agent that is asked again for an attempt sends what it sent, and so does seeded noise. What others
         # send has other noise, and is another release.
         self._repeats = deployed or job.plan is None or job.config.privacy.noise == "seeded"
-        self._sums: Sums | None = None
-        self._announcer = Announcer(self.run, job, self.coordinator)
+        self._constants = sketch(job.server.model.module)
         self.introductions: Introductions | None = None
-        if members is not None:
-            self._sums = Sums(members, self.coordinator, self.run, job.config.privacy.noise, self.quorum)
         if members is not None and deployed:
             self.introductions = Introductions(members, self._offer, settings.round_timeout)
         if self._asked.counts:  # the first checkpoint was saved before the first question
@@ -135,10 +135,13 @@ class FedSpa(Strategy):
             raise FedspaError(
                 f"{len(self.roster.refused)} of {agents} agents refuse this run ({codes}), and the quorum is "
                 f"{self.quorum}; offer stricter terms, or lower "
-                f"{'flower.quorum' if self._sums is None else 'privacy.members'}"
+                f"{'flower.quorum' if self._members is None else 'privacy.members'}"
             )
-        if self._sums is not None:
-            self._sums.refuse_another_void()
+        if len(self._voids) >= MOST_VOIDS:
+            raise FedspaError(
+                f"{MOST_VOIDS} rounds in a row gave no sum ({self._voids[-1]}), and everyone who was asked paid for "
+                "them; fix that, then resume with flower.resume = true"
+            )
         terms, cohort = self.coordinator.terms(), next(self._cohorts)
         attempt, asked = self._attempt(grid, terms.round, cohort)
         fresh = self._asked.add(terms.round, list(asked.values()), attempt)
@@ -146,13 +149,13 @@ class FedSpa(Strategy):
             self.save()
         if self.guarantee is not None:
             self.guarantee.took_part(fresh)
-        session = None if self._sums is None else self._sums.session(terms, attempt, asked.values())
+        session = self._session(terms, attempt, asked.values())
         self._round = (terms, asked, session)
         models = self.coordinator.models
         theta = self.initial_arrays() if models is None else _arrays(models)
         return [
             Message(
-                content=RecordDict({"theta": theta, "terms": self._announcer.record(terms, number, session)}),
+                content=RecordDict({"theta": theta, "terms": self._announce(terms, number, session)}),
                 dst_node_id=node,
                 message_type="train",
                 ttl=self._settings.round_timeout,
@@ -182,7 +185,7 @@ class FedSpa(Strategy):
                 dropped[fault] += 1
             if fault is None or session is None:
                 self.roster.heard(number)
-            else:  # whoever spoils a sum is as good as silent
+            else:  # who spoils a sum counts as silent
                 self.roster.unheard(number)
         for number in silent.values():
             dropped["silent"] += 1
@@ -192,8 +195,8 @@ class FedSpa(Strategy):
             dropped += Counter({"below-quorum": intake.count})
             intake = None
         void = self.coordinator.close_round(intake)
-        if self._sums is not None:
-            dropped += self._sums.tally(terms.round, session, void)
+        if self._members is not None:
+            dropped += self._count_void(terms.round, session, void)
         taken, uplink = (0, 0) if intake is None or void is not None else (intake.count, intake.uplink_bytes)
         self._write(terms, taken, uplink, len(asked), dropped)
         return self.initial_arrays(), None
@@ -208,16 +211,9 @@ class FedSpa(Strategy):
         return None
 
     def summary(self) -> None:
-        config = self.job.config
-        log(INFO, "\t├──> %s, run %s", config.algorithm.name, self.run)
-        log(
-            INFO,
-            "\t├──> %d of %d agents a round, quorum %d",
-            config.federation.per_round,
-            config.federation.agents,
-            self.quorum,
-        )
-        log(INFO, "\t└──> folder %s", self.course.folder.path)
+        sizes = self.job.config.federation
+        agents = f"{sizes.per_round} of {sizes.agents} agents a round, quorum {self.quorum}"
+        log(INFO, "run %s of %s, %s, in %s", self.run, self.job.config.algorithm.name, agents, self.course.folder.path)
 
     def _may_be_asked(self, t: int, number: int, attempt: int) -> bool:
         """The plan's cap holds for the server too; what is asked again after a crash is no new participation."""
@@ -230,7 +226,7 @@ class FedSpa(Strategy):
         attempt, before = self._asked.last(t) or (1, [])
         if before and not self._repeats:
             attempt += 1
-        elif before and self._sums is not None:
+        elif before and self._members is not None:
             if len(found := self._reachable(grid, before, len(before))) == len(before):
                 return attempt, found
             attempt += 1
@@ -258,14 +254,57 @@ class FedSpa(Strategy):
 
     def _intake(self, terms: Terms, session: Session | None, most: int) -> Intake | MaskedIntake | None:
         """None where nobody was asked for a sum."""
-        if self._sums is None:
+        if self._members is None:
             return self.coordinator.intake(terms, most)
         return None if session is None else self.coordinator.masked_intake(terms, session)
 
+    def _session(self, terms: Terms, attempt: int, numbers: Iterable[int]) -> Session | None:
+        """Return what these agents add up in; None where nobody is asked, or nothing is added up."""
+        cohort = {} if self._members is None else self._members.cohort(numbers)
+        noise_mode = self.job.config.privacy.noise
+        return self.coordinator.session(self.run, attempt, cohort, terms, noise_mode) if cohort else None
+
+    def _count_void(self, t: int, session: Session | None, void: Void | None) -> Counter[str]:
+        """Note whether a round gave a sum; return what is counted where it did not."""
+        if session is not None and void is None:
+            self._voids = []
+            return Counter()
+        self._voids.append(f"fewer than {self.quorum} agents could be asked" if void is None else str(void))
+        log(WARNING, "round %d gave no sum: %s", t, self._voids[-1])
+        return Counter(["no-cohort" if void is None else f"void-{void.code}"])
+
     def _offer(self) -> ConfigRecord:
-        """What every node is told before it says who it is."""
-        assert self._sums is not None
-        return self._announcer.record(self.coordinator.terms(), 0, None, self._sums.members.names)
+        """Return the terms that every node gets before it says who it is."""
+        assert self._members is not None
+        return self._announce(self.coordinator.terms(), 0, None, self._members.names)
+
+    def _announce(
+        self, terms: Terms, number: int, session: Session | None, cohort: tuple[str, ...] = ()
+    ) -> ConfigRecord:
+        """Return what the agent of this number is sent. A session has the cohort of its sum; before there is one,
+        `cohort` names whom the run is offered to."""
+        config, server, models = self.job.config, self.job.server, self.coordinator.models
+        return to_record(
+            Announcement(
+                run=self.run,
+                number=number,
+                algorithm=config.algorithm.name,
+                model=config.model.name,
+                model_seed=config.run.seed.to_bytes(8, "big"),
+                constants=self._constants,
+                task=config.task,
+                classes=server.model.task.width or 0,
+                features=config.data.features or "",
+                coding=server.coding,
+                mask_seed=self.coordinator.mask_seed(terms, number),
+                noise=None if terms.plan is None else config.privacy.noise,
+                terms=terms,
+                attempt=1 if session is None else session.attempt,
+                scored=0 if models is None else len(models),
+                cohort=cohort if session is None else tuple(session.members),
+                binding=b"" if session is None else session.binding,
+            )
+        )
 
     def _take(self, reply: Message, number: int, terms: Terms, intake: Intake | MaskedIntake | None) -> str | None:
         """None where the reply's payload was added; else what it is counted as. Its text is never looked at."""
@@ -282,8 +321,8 @@ class FedSpa(Strategy):
         try:
             if isinstance(intake, Intake):
                 intake.take(found, seed=self.coordinator.mask_seed(terms, number))
-            elif intake is not None and self._sums is not None:
-                intake.take(self._sums.members.names[number], found)
+            elif intake is not None and self._members is not None:
+                intake.take(self._members.names[number], found)
         except PayloadError as error:
             return f"payload-{error.code}"
         self.taken[number] += 1
@@ -297,16 +336,8 @@ class FedSpa(Strategy):
             file.write(json.dumps({"round": terms.round, "asked": asked, "taken": taken, "dropped": dropped}) + "\n")
         self.save()
         lost = "".join(f", {count} {code}" for code, count in sorted(dropped.items()))
-        log(
-            INFO,
-            "round %d: %s %s, %d of %d updates%s",
-            terms.round,
-            label(metrics.headline),
-            shown_score(metrics.headline, metrics.score),
-            taken,
-            asked,
-            lost,
-        )
+        score = f"{label(metrics.headline)} {shown_score(metrics.headline, metrics.score)}"
+        log(INFO, "round %d: %s, %d of %d updates%s", terms.round, score, taken, asked, lost)
 
     def save(self) -> None:
         self.course.save(

@@ -2,27 +2,26 @@
 
 The agent does not trust the server. Every key must be there, no other may be, every value has exactly its type, and the
 plan is derived again from what was read: a number that decides privacy is stated once, so it cannot contradict itself.
-Every number lies within `LIMITS`, and terms under which no update could be written are refused here, before anything is
-paid for them.
+Every number has bounds, and terms under which no update could be written are refused here, before anything is paid for
+them.
 """
 
 from __future__ import annotations
 
 import json
-import re
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Final, cast, get_args
+from functools import lru_cache
+from typing import Annotated, Any, Final, Literal, cast, get_args
 
 from flwr.app import ConfigRecord
+from pydantic import BeforeValidator, Field, ValidationError, create_model
 
 from fedspa import registry
 from fedspa.algorithms import Algorithm, Terms, chosen
 from fedspa.algorithms.base import require_sendable
 from fedspa.algorithms.scores import MOST_MODELS, score_terms
-from fedspa.data.features import NAMES
-from fedspa.errors import ConfigError, FedspaError, PayloadError, PrivacyError
-from fedspa.flower.node_config import MOST_CLASSES
+from fedspa.data.features import Features
+from fedspa.errors import ConfigError, FedspaError, PayloadError, PrivacyError, describe_detail
 from fedspa.learning.flat import NUMBERS
 from fedspa.mechanisms.base import (
     LARGEST_CLIP,
@@ -41,91 +40,104 @@ from fedspa.randomness.sparsify import MaskMode
 from fedspa.randomness.streams import NoiseMode
 from fedspa.runs import identity
 from fedspa.runs.config import check_options, check_task_options
-from fedspa.runs.sections import Task
+from fedspa.runs.sections import Section, Task
 from fedspa.secagg.session import DIGEST_BYTES, MOST_MEMBERS
 from fedspa.wire.payload import Coding
 
 VERSION: Final = 1  # one more with every change of the keys below, or of what one means
-_LONGEST_EDITIONS = 200
-_LONGEST_OPTIONS = 10_000
-_LONGEST_TASK = 300_000  # its weights are as many as there are classes
-_MODEL_SEED_BYTES = 8
-_RUN = re.compile(r"[0-9a-f]{32}")
-# Key → type. A private algorithm's record has its mechanism's `record` too, and the noise mode.
-_KEYS: Final[dict[str, type]] = {
-    "version": int,
-    "editions": str,
-    "run": str,
-    "number": int,
-    "round": int,
-    "algorithm": str,
-    "model": str,
-    "model_seed": bytes,
-    "constants": list,
-    "task": str,
-    "classes": int,
-    "features": str,
-    "dimension": int,
-    "active": int,
-    "mask": str,
-    "mask_seed": bytes,
-    "layer_sizes": list,
-    "layer_active": list,
-    "coding": str,
-    "sampling": str,
-    "batch": int,
-    "local_steps": int,
-    "local_lr": float,
-    "options": str,
-    "private": bool,
-    "adversary": str,
-    "attempt": int,
-    "scored": int,
-    "cohort": list,
-    "binding": bytes,
-}
-# What an announcement says as it is.
-_OWN: Final = ("run", "number", "algorithm", "model", "model_seed", "classes", "features", "coding", "mask_seed")
-_NAMES: Final[dict[str, tuple[str, ...]]] = {
-    "mask": get_args(MaskMode),
-    "coding": get_args(Coding),
-    "features": ("", *NAMES),
-    "sampling": get_args(Sampling),
-    "clip": get_args(Clipping),
-    "clip_rule": get_args(ClipRule),
-    "neighbours": get_args(Neighbours),
-    "noise": get_args(NoiseMode),
-    "unit": get_args(Unit),
-    "adversary": get_args(Adversary),
-}
-
+MOST_CLASSES: Final = 10**6
+MOST_LAYERS: Final = 10_000  # parameter tensors of a model whose mask is drawn layer by layer
 _MANY: Final = 2**31 - 1
+_MODEL_SEED_BYTES: Final = 8
 
-# How far the numbers may go: far beyond any use, and well within what float64, float32 and 32-bit integers can carry. A
-# number past them is a slip, or asks for an overflow. Least and most, both allowed; a mechanism's own numbers have
-# theirs in its room. What one number demands of another (k ≤ d, B ≤ m, δ < 1/m) is for the plan to say.
-LIMITS: Final[Mapping[str, tuple[float, float]]] = {
-    "number": (0, _MANY),
+
+def _a_float(value: object) -> object:
+    if type(value) is not float:  # pydantic's strict mode takes whole numbers, too
+        raise ValueError("it must be a float")
+    return value
+
+
+Float = Annotated[float, BeforeValidator(_a_float)]
+Count = Annotated[int, Field(ge=1, le=_MANY)]
+Index = Annotated[int, Field(ge=0, le=_MANY)]
+
+
+class Record(Section):
+    """The keys of every record. A private algorithm's has its plan's too (`record_model`).
+
+    Bounds of numbers are far beyond any use, and well within what float64, float32 and 32-bit integers can carry: a
+    number past them is a mistake, or asks for an overflow. What one number demands of another (k ≤ d, B ≤ m, δ < 1/m)
+    is for the plan to say.
+    """
+
+    version: int
+    editions: Annotated[str, Field(max_length=200)]
+    run: Annotated[str, Field(pattern="^[0-9a-f]{32}$")]
+    number: Index
+    round: Index
+    algorithm: str
+    model: Annotated[str, Field(max_length=200)]
+    model_seed: Annotated[bytes, Field(min_length=_MODEL_SEED_BYTES, max_length=_MODEL_SEED_BYTES)]
+    constants: Annotated[list[Float], Field(max_length=NUMBERS)]
+    task: Annotated[str, Field(max_length=300_000)]  # its weights are as many as there are classes
+    classes: Annotated[int, Field(ge=0, le=MOST_CLASSES)]
+    features: Features | Literal[""]
+    dimension: Count
+    active: Count
+    mask: MaskMode
+    mask_seed: Annotated[bytes, Field(min_length=SEED_BYTES, max_length=SEED_BYTES)]
+    layer_sizes: Annotated[list[Index], Field(max_length=MOST_LAYERS)]
+    layer_active: Annotated[list[Index], Field(max_length=MOST_LAYERS)]
+    coding: Coding
+    sampling: Sampling
+    batch: Count
+    local_steps: Annotated[int, Field(ge=1, le=10**6)]
+    local_lr: Annotated[Float, Field(ge=1e-12, le=1e6)]
+    options: Annotated[str, Field(max_length=10_000)]
+    private: bool
+    adversary: Adversary
+    attempt: Count
+    scored: Annotated[int, Field(ge=0, le=MOST_MODELS)]
+    cohort: Annotated[list[Annotated[str, Field(max_length=64)]], Field(max_length=MOST_MEMBERS)]
+    binding: Annotated[bytes, Field(max_length=DIGEST_BYTES)]
+
+
+# Of the plans of all mechanisms; a mechanism's own numbers have bounds in its module.
+PLAN_LIMITS: Final[dict[str, tuple[float, float]]] = {
     "agents": (1, _MANY),
-    "round": (0, _MANY),
     "participations": (1, 10**6),
-    "classes": (0, MOST_CLASSES),
-    "dimension": (1, _MANY),
-    "active": (1, _MANY),
     "records": (1, _MANY),
-    "batch": (1, _MANY),
-    "local_steps": (1, 10**6),
-    "local_lr": (1e-12, 1e6),
     "clip_value": (SMALLEST_CLIP, LARGEST_CLIP),
     "noise_multiplier": (1e-6, 1e6),
     "delta": (1e-30, 1.0),
-    "attempt": (1, _MANY),
-    "scored": (0, MOST_MODELS),
     "members": (0, MOST_MEMBERS),
     "colluders": (0, MOST_MEMBERS),
 }
-# As many parameter tensors as a model may have where a mask is drawn layer by layer.
-MOST_LAYERS: Final = 10_000
+_PLAN_WORDS: Final[dict[str, Any]] = {"clip": Clipping, "clip_rule": ClipRule, "neighbours": Neighbours, "unit": Unit}
+# What an announcement says as it is.
+_OWN: Final = ("run", "number", "algorithm", "model", "model_seed", "classes", "features", "coding", "mask_seed")
+
+
+def record_model(mechanism: Mechanism | None) -> type[Record]:
+    """Return the strict model of a record, with the keys of the mechanism's plan where there is one."""
+    if mechanism is None:
+        return Record
+    return _with_plan(tuple(mechanism.record.items()), tuple(mechanism.limits.items()))
+
+
+@lru_cache(maxsize=16)
+def _with_plan(plan: tuple[tuple[str, type], ...], limits: tuple[tuple[str, tuple[float, float]], ...]) -> type[Record]:
+    bounds = PLAN_LIMITS | dict(limits)
+    fields: dict[str, Any] = {"noise": (NoiseMode, ...)}
+    for key, kind in plan:
+        if key in Record.model_fields:
+            continue
+        if kind in (int, float):
+            least, most = bounds[key]
+            fields[key] = (Annotated[Float if kind is float else int, Field(ge=kind(least), le=kind(most))], ...)
+        else:
+            fields[key] = (_PLAN_WORDS.get(key, kind), ...)
+    return create_model("PlanRecord", __base__=Record, **fields)
 
 
 class TermsError(FedspaError):
@@ -137,7 +149,7 @@ class Announcement:
     """`terms` for all, and what is this agent's alone: its mask seed, and its number in the federation.
 
     `run` is drawn by the server at random once per run. `number` is only used in simulations, where it says which agent
-    is played; a deployed agent has a name of its own. `task` is the run's section [task], in the record as JSON;
+    is simulated; a deployed agent has a name of its own. `task` is the run's section [task], in the record as JSON;
     `classes` is how many outputs it wants of an example, 0 where that is the model's affair. `features` is the run's
     data.features, "" for none. `noise` is None where nothing is private. `model_seed` is what the server drew the
     model's first values with, and `constants` sketches those that never change (learning/constants.py).
@@ -209,28 +221,20 @@ def from_record(record: ConfigRecord) -> Announcement:
         )
     algorithm = _algorithm(values.get("algorithm"), values.get("adversary"))
     private, mechanism = values.get("private"), algorithm.mechanism
-    expected = {**_KEYS, **(mechanism.record if mechanism is not None else {}), "noise": str} if private else _KEYS
-    if values.keys() != expected.keys():
-        strange = sorted(map(str, values.keys() ^ expected.keys()))
-        raise TermsError(f"terms with missing or unknown keys: {', '.join(strange)[:200]}")
-    limits = LIMITS if mechanism is None else {**LIMITS, **mechanism.limits}
-    for key, kind in expected.items():
-        _check(key, values[key], kind, limits)
-    if other := identity.edition_differences(values["editions"][:_LONGEST_EDITIONS]):
+    model = record_model(mechanism)
+    try:
+        model.model_validate(values)
+    except ValidationError as error:
+        raise TermsError(describe_detail(error.errors(include_url=False)[0], model)[:500]) from None
+    if other := identity.edition_differences(values["editions"]):
         raise TermsError(
-            f"the server's fedspa would misunderstand this one: {', '.join(other)}; upgrade one end until `fedspa site "
-            "check` and `fedspa server run` print the same editions (versions of the package may differ)"
+            f"incompatible protocol versions: {', '.join(other)}; upgrade one end until `fedspa site check` and "
+            "`fedspa server run` print the same editions (versions of the package may differ)"
         )
-    if not _RUN.fullmatch(values["run"]) or len(values["mask_seed"]) != SEED_BYTES:
-        raise TermsError("the run must be 32 hexadecimal digits, and the mask seed 16 bytes")
-    if len(values["model_seed"]) != _MODEL_SEED_BYTES:
-        raise TermsError(f"the model's seed must be {_MODEL_SEED_BYTES} bytes")
-    if len(values["constants"]) not in (0, NUMBERS) or not all(type(each) is float for each in values["constants"]):
+    if len(values["constants"]) not in (0, NUMBERS):
         raise TermsError(f"a sketch of constants is {NUMBERS} numbers, or none")
-    if values["active"] > values["dimension"] or len(values["model"]) > 200:
-        raise TermsError("k must not exceed d, and the model's name must be short")
-    if len(values["task"]) > _LONGEST_TASK:
-        raise TermsError(f"a task of {len(values['task'])} letters; at most {_LONGEST_TASK} are read")
+    if values["active"] > values["dimension"]:
+        raise TermsError(f"active is {values['active']}; it must not exceed dimension = {values['dimension']}")
     if private is not algorithm.private:
         raise TermsError(f"algorithm {algorithm.name!r} with private = {private}")
     if algorithm.mask is not None and values["mask"] != algorithm.mask:
@@ -258,7 +262,7 @@ def from_record(record: ConfigRecord) -> Announcement:
         noise=values.get("noise"),
         terms=terms,
     )
-    _refuse_odd_cohort(found, values["adversary"])
+    _check_cohort(found, values["adversary"])
     return found
 
 
@@ -275,14 +279,12 @@ def _algorithm(name: object, adversary: object) -> Algorithm:
         raise TermsError(str(error)) from error
 
 
-def _refuse_odd_cohort(found: Announcement, adversary: str) -> None:
+def _check_cohort(found: Announcement, adversary: str) -> None:
     """Raise where a cohort stands beside a plan that wants none, or what is said of one is no cohort."""
     if found.adversary != adversary:
         raise TermsError(f"adversary is {adversary!r}; the plan of the same terms is for {found.adversary!r}")
     if adversary == "local" and (found.cohort or found.binding or found.attempt != 1):
         raise TermsError("a cohort, a binding or another attempt than the first, where nothing is added up")
-    if len(found.cohort) > MOST_MEMBERS or not all(type(name) is str and len(name) <= 64 for name in found.cohort):
-        raise TermsError(f"a cohort is a list of at most {MOST_MEMBERS} names of at most 64 letters")
     if len(found.binding) not in (0, DIGEST_BYTES):
         raise TermsError(f"a session's binding has {DIGEST_BYTES} bytes; this has {len(found.binding)}")
 
@@ -299,11 +301,11 @@ def _task(text: str) -> Task:
 def _options(text: str, algorithm: Algorithm, plan: Plan | None) -> dict[str, Any]:
     """Return the algorithm's options, as its own model checks them. What the plan states is stated once."""
     try:
-        found = json.loads(text[:_LONGEST_OPTIONS])
+        found = json.loads(text)
     except (ValueError, RecursionError):
         found = None
     if not isinstance(found, dict):
-        raise TermsError(f"the options must be a JSON object of at most {_LONGEST_OPTIONS} letters")
+        raise TermsError("the options must be a JSON object")
     if twice := [key for key in found if hasattr(plan, key)]:
         raise TermsError(f"the plan states {', '.join(twice)}; the options must not")
     try:
@@ -318,26 +320,11 @@ def _layers(values: dict[str, Any]) -> tuple[tuple[int, int], ...] | None:
     sizes, active = values["layer_sizes"], values["layer_active"]
     if not sizes and not active:
         return None
-    if not all(type(number) is int for number in (*sizes, *active)) or not len(sizes) == len(active) <= MOST_LAYERS:
-        raise TermsError(
-            f"layer sizes and active coordinates must be two lists of at most {MOST_LAYERS} whole numbers, equally long"
-        )
-    if not all(0 <= k <= d for d, k in zip(sizes, active)):
-        raise TermsError("a layer has more active coordinates than coordinates, or fewer than none")
+    if len(sizes) != len(active) or any(k > d for d, k in zip(sizes, active)):
+        raise TermsError("layer sizes and active coordinates must be as many, and no layer may have more of the latter")
     if sum(sizes) != values["dimension"] or sum(active) != values["active"] or values["mask"] != "fixed":
         raise TermsError("the layers do not add up to d and k, or the mask is not 'fixed'")
     return tuple(zip(sizes, active))
-
-
-def _check(key: str, value: Any, kind: type, limits: Mapping[str, tuple[float, float]]) -> None:
-    if type(value) is not kind:
-        raise TermsError(f"{key} is a {type(value).__name__}; it must be a {kind.__name__}")
-    if kind in (int, float):
-        least, most = (VERSION, VERSION) if key == "version" else limits[key]
-        if not least <= cast(float, value) <= most:  # NaN is nowhere
-            raise TermsError(f"{key} is {value}; it must lie between {least:g} and {most:g}")
-    if isinstance(value, str) and key in _NAMES and value not in _NAMES[key]:
-        raise TermsError(f"{key} is {value[:50]!r}; allowed: {', '.join(_NAMES[key])}")
 
 
 def _plan(mechanism: Mechanism, values: dict[str, Any]) -> Plan:

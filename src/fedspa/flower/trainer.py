@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -15,8 +16,7 @@ from fedspa.engine.local import BatchedGradients
 from fedspa.engine.scores import Scores
 from fedspa.engine.task import Engine
 from fedspa.errors import ConfigError
-from fedspa.examples import Examples, Tree, layout
-from fedspa.flower.played import Held
+from fedspa.examples import Examples, Tree, layout, taken
 from fedspa.learning import models
 from fedspa.learning.backbone import Split, split
 from fedspa.learning.features import Features
@@ -30,6 +30,24 @@ _MOST_SOURCES = 4  # of records, in a process: a site has one
 
 logger = logging.getLogger("fedspa.agent")
 _CPU = torch.device("cpu")
+
+
+class Held(NamedTuple):
+    """What an agent trains on: records or persons. They are those `rows` of `among`, or all of it. `key` says where in
+    a dict the targets lay, `record` is the layout of one record and its target, made of zeros."""
+
+    among: Examples
+    rows: Tensor | None
+    record: Examples
+    key: str | None
+
+    @property
+    def examples(self) -> Examples:
+        return self.own(self.among)
+
+    def own(self, among: Examples) -> Examples:
+        """The agent's, of `among` or of what was made of that, row by row."""
+        return among if self.rows is None else Examples(taken(among.x, self.rows), taken(among.y, self.rows))
 
 
 @dataclass(eq=False)
@@ -90,7 +108,7 @@ def trainer_for(
     """Made once for each model, task and kind of examples. `most` is how many records of a person it is tried with;
     None where an example is a record. θ comes from the server; of what `seed` draws, only frozen values are used."""
     kinds = layout(record.x), layout(record.y)
-    known = (name, kinds, _told(task), most, engine, threads, exact, seed, device, apart)
+    known = (name, kinds, _task_key(task), most, engine, threads, exact, seed, device, apart)
     if known in _TRAINERS:
         return _TRAINERS[known]
     shape = tuple(record.x.shape[1:]) if isinstance(record.x, Tensor) else None
@@ -125,13 +143,13 @@ def _require_apart(engine: Engine, choice: Choice, device: torch.device, apart: 
     if engine.separates_records and not (apart == "per-example" and isinstance(engine, BatchedGradients)):
         return
     passed = [f"for {name}: {obstacle.fix}" for name, obstacle in choice.passed.items() if obstacle.fix]
-    mends = [*passed, *([] if device.type == "cpu" else ['device="cpu" in the node-config'])]
+    fixes = [*passed, *([] if device.type == "cpu" else ['device="cpu" in the node-config'])]
     raise ConfigError(
         f"engine {engine.name!r} does not keep records apart on {device}; a site needs one that does ({choice.why})"
-        + (f"; {', or '.join(mends)}" if mends else "")
+        + (f"; {', or '.join(fixes)}" if fixes else "")
     )
 
 
-def _told(task: Task) -> str:
+def _task_key(task: Task) -> str:
     """A task by what it was made of."""
     return f"{task.name} {sorted((key, repr(value)) for key, value in vars(task).items())}"

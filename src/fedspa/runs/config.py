@@ -14,14 +14,13 @@ from typing import Any
 
 import tomli_w
 from pydantic import BaseModel, ValidationError, ValidationInfo, model_validator
-from pydantic_core import ErrorDetails
 
 from fedspa import toml
 from fedspa.algorithms import Algorithm as Registered
 from fedspa.data import columns as tables
 from fedspa.data.columns import Table, is_table
 from fedspa.data.plugin import GIVEN, is_plugin
-from fedspa.errors import ConfigError, quoted
+from fedspa.errors import ConfigError, describe_detail, describe_invalid, quoted
 from fedspa.learning.options import OPTIONS
 from fedspa.runs.plans import algorithm_of, flat, import_own_algorithm
 from fedspa.runs.sections import Algorithm, Data, Federation, Model, Privacy, Run, Section, Task, Tuning
@@ -177,25 +176,13 @@ def _is_a_runs(folder: Path) -> bool:
     return any((folder / name).exists() for name in ("summary.json", "checkpoint", "metrics.jsonl"))
 
 
-def _one_line(error: ValidationError, owner: type[BaseModel] = Config, prefix: str = "") -> str:
-    return "; ".join(_describe(item, owner, prefix) for item in error.errors())
-
-
-def _describe(item: ErrorDetails, owner: type[BaseModel], prefix: str) -> str:
-    """Say in one line what pydantic found wrong with a key of `owner`, which stands at `prefix` in a config."""
-    kind, location, message, given = item["type"], item["loc"], item["msg"], item.get("input")
-    if owner is Config and location[:2] == ("data", "table"):
-        return tables.told(kind, location[2:], message, given)
-    key = ".".join(map(str, (*([prefix] if prefix else []), *location)))
-    if kind == "extra_forbidden":
-        holder: Any = owner
-        for part in location[:-1]:
-            holder = holder.model_fields[part].annotation
-        return f"unknown key {key}; allowed: {', '.join(sorted(holder.model_fields))}"
-    if kind == "value_error":
-        message = message.removeprefix("Value error, ")
-        return f"{key} is {quoted(given)}; {message}" if location else message
-    return f"{key or 'the config'} is {quoted(given)}; {message.replace('Input should be', 'it must be', 1)}"
+def _one_line(error: ValidationError) -> str:
+    return "; ".join(
+        tables.told(item["type"], item["loc"][2:], item["msg"], item.get("input"))
+        if item["loc"][:2] == ("data", "table")
+        else describe_detail(item, Config)
+        for item in error.errors()
+    )
 
 
 def check_combination(config: Config) -> None:
@@ -260,7 +247,7 @@ def _checked_options(key: str, options: dict[str, Any], model: type[BaseModel] |
     try:
         return model.model_validate(options).model_dump(exclude_none=True)
     except ValidationError as error:
-        raise ValueError(_one_line(error, model, key)) from None
+        raise ValueError(describe_invalid(error, model, f"{key}.")) from None
 
 
 def _check_members(federation: Federation, privacy: Privacy) -> None:

@@ -8,12 +8,16 @@ compares the two lists.
 from __future__ import annotations
 
 import json
+import logging
 import math
+import os
 import socket
 import ssl
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
 from datetime import datetime
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -22,8 +26,7 @@ from fedspa import toml
 from fedspa.agent.ledger.ledger import Ledger
 from fedspa.agent.policy import Policy
 from fedspa.errors import FedspaError
-from fedspa.flower import tally
-from fedspa.flower.operate.folders import ServerFolder, SiteFolder, address_parts
+from fedspa.flower.folders import ServerFolder, SiteFolder, address_parts
 from fedspa.privacy.event import noise_modes
 
 _SECONDS = 5.0
@@ -75,40 +78,29 @@ def answers_tls(host: str, port: int, authority: str) -> str | None:
         return f"{host}:{port}: {error.strerror or error}"
 
 
-class Metric(NamedTuple):
-    """A metric: its name without the prefix `fedspa_`, its Prometheus type, its help text."""
-
-    name: str
-    kind: str
-    help: str
-
-
-def _by_name(*metrics: Metric) -> dict[str, Metric]:
-    return {metric.name: metric for metric in metrics}
-
-
-SITE = _by_name(
-    Metric("site_rounds_total", "counter", "Rounds that the ledger has paid for, by plan"),
-    Metric("site_epsilon", "gauge", "Privacy loss over all runs so far, by adversary"),
-    Metric("site_epsilon_left", "gauge", "What the policy's cap leaves of it, by adversary"),
-    Metric("site_epsilon_of_plan", "gauge", "Privacy loss of each plan by itself"),
-    Metric("site_seeded_rounds_total", "counter", "Rounds whose noise was seeded: they are not private"),
-    Metric("site_ledger_losses", "gauge", "Losses of entries that were accepted: no epsilon here counts those"),
-    Metric("site_payloads_total", "counter", "Updates that were sent, repeated ones too"),
-    Metric("site_payload_bytes_total", "counter", "Bytes of the updates that were sent"),
-    Metric("site_refusals_total", "counter", "Messages that were refused, by the code that the server got"),
-    Metric("site_last_round_age_seconds", "gauge", "Time since the ledger paid for a round"),
-)
-SERVER = _by_name(
-    Metric("server_rounds_total", "counter", "Rounds that are over, by run"),
-    Metric("server_rounds_planned", "gauge", "Rounds that the run will have, by run"),
-    Metric("server_updates_total", "counter", "Updates that were taken, by run"),
-    Metric("server_dropped_total", "counter", "Answers that were not, by run and reason"),
-    Metric("server_uplink_bytes_total", "counter", "Bytes of the updates that were taken, by run"),
-    Metric("server_epsilon", "gauge", "The server's own bound on the privacy loss of each agent, by run"),
-    Metric("server_run_finished", "gauge", "1 where the run has its summary, by run"),
-    Metric("server_last_round_age_seconds", "gauge", "Time since a round of the run ended, by run"),
-)
+# Metric without the prefix `fedspa_` → help text. A name that ends in _total is a counter, any other a gauge.
+SITE = {
+    "site_rounds_total": "Rounds that the ledger has paid for, by plan",
+    "site_epsilon": "Privacy loss over all runs so far, by adversary",
+    "site_epsilon_left": "What the policy's cap leaves of it, by adversary",
+    "site_epsilon_of_plan": "Privacy loss of each plan by itself",
+    "site_seeded_rounds_total": "Rounds whose noise was seeded: they are not private",
+    "site_ledger_losses": "Losses of entries that were accepted: no epsilon here counts those",
+    "site_payloads_total": "Updates that were sent, repeated ones too",
+    "site_payload_bytes_total": "Bytes of the updates that were sent",
+    "site_refusals_total": "Messages that were refused, by the code that the server got",
+    "site_last_round_age_seconds": "Time since the ledger paid for a round",
+}
+SERVER = {
+    "server_rounds_total": "Rounds that are over, by run",
+    "server_rounds_planned": "Rounds that the run will have, by run",
+    "server_updates_total": "Updates that were taken, by run",
+    "server_dropped_total": "Answers that were not, by run and reason",
+    "server_uplink_bytes_total": "Bytes of the updates that were taken, by run",
+    "server_epsilon": "The server's own bound on the privacy loss of each agent, by run",
+    "server_run_finished": "1 where the run has its summary, by run",
+    "server_last_round_age_seconds": "Time since a round of the run ended, by run",
+}
 
 
 class Sample(NamedTuple):
@@ -149,7 +141,7 @@ def _site_samples(site: SiteFolder) -> Iterator[Sample]:
     yield Sample("site_ledger_losses", len(lost))
     for (reserved_at,) in times:
         yield Sample("site_last_round_age_seconds", _age(datetime.fromisoformat(reserved_at).timestamp()))
-    answers = tally.read(site.ledger)
+    answers = read_answers(site.ledger)
     yield Sample("site_payloads_total", answers.payloads)
     yield Sample("site_payload_bytes_total", answers.payload_bytes)
     for code, refused in sorted(answers.refusals.items()):
@@ -202,7 +194,7 @@ def _age(then: float) -> float:
     return max(0.0, time.time() - then)
 
 
-def _text(known: Mapping[str, Metric], samples: Iterable[Sample]) -> str:
+def _text(known: Mapping[str, str], samples: Iterable[Sample]) -> str:
     """Group samples by name, as the format requires."""
     by_name: dict[str, list[Sample]] = {name: [] for name in known}
     for sample in samples:
@@ -210,7 +202,8 @@ def _text(known: Mapping[str, Metric], samples: Iterable[Sample]) -> str:
     lines = []
     for name, found in by_name.items():
         if found:
-            lines += [f"# HELP fedspa_{name} {known[name].help}.", f"# TYPE fedspa_{name} {known[name].kind}"]
+            kind = "counter" if name.endswith("_total") else "gauge"
+            lines += [f"# HELP fedspa_{name} {known[name]}.", f"# TYPE fedspa_{name} {kind}"]
             lines += [f"fedspa_{name}{_labels(sample)} {_number(sample.value)}" for sample in found]
     return "\n".join(lines) + "\n"
 
@@ -224,3 +217,66 @@ def _labels(sample: Sample) -> str:
 
 def _number(value: float) -> str:
     return f"{value:.10g}" if math.isfinite(value) else "+Inf"
+
+
+logger = logging.getLogger("fedspa.agent")
+_LARGEST = 100_000  # of a file of counts
+
+
+# Beside a site's ledger its answers are counted, for its own monitoring, which the ledger is not for. Every number is
+# one that the server has seen. A count that cannot be written is not written, and no answer depends on it. Nothing is
+# forced to the disk: a counter that starts anew is no harm where a lost spend would be.
+
+
+@dataclass
+class Answers:
+    """How a site's messages were answered. `last` is when the last payload was sent, in seconds
+    since 1970; 0 for never."""
+
+    payloads: int = 0
+    payload_bytes: int = 0
+    last: float = 0.0
+    refusals: dict[str, int] = field(default_factory=dict)
+
+
+def answers_path(ledger: Path) -> Path:
+    return ledger.with_name(f"{ledger.name}.answers")
+
+
+def read_answers(ledger: Path) -> Answers:
+    """What was counted; nothing where the file is missing or is none."""
+    with suppress(OSError):
+        return _parse_answers(answers_path(ledger).read_text("utf-8")[:_LARGEST])
+    return Answers()
+
+
+def count_answer(node: Mapping[str, Any], answer: bytes | str) -> None:
+    """Count an answer of the site with this node-config: a payload, or a refusal's code."""
+    ledger = node.get("ledger")
+    if os.name != "posix" or not isinstance(ledger, str) or not ledger or node.get("simulation") is True:
+        return
+    import fcntl
+
+    try:
+        with open(os.open(answers_path(Path(ledger)), os.O_RDWR | os.O_CREAT, 0o600), "r+", encoding="utf-8") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)  # ends with the file
+            found = _parse_answers(file.read(_LARGEST))
+            if isinstance(answer, bytes):
+                found.payloads += 1
+                found.payload_bytes += len(answer)
+                found.last = time.time()
+            else:
+                found.refusals[answer] = found.refusals.get(answer, 0) + 1
+            file.seek(0)
+            file.truncate()
+            file.write(json.dumps(asdict(found)))
+    except Exception as error:  # whatever it is, the answer must not depend on it
+        logger.info("an answer was not counted: %s", error)
+
+
+def _parse_answers(text: str) -> Answers:
+    with suppress(ValueError, TypeError, KeyError, AttributeError):
+        found = json.loads(text)
+        refusals = {str(code): int(times) for code, times in found["refusals"].items()}
+        return Answers(int(found["payloads"]), int(found["payload_bytes"]), float(found["last"]), refusals)
+    return Answers()

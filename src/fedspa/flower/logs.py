@@ -22,7 +22,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import BinaryIO
 
-_FORMAT, _PRIVATE = "FEDSPA_LOG_FORMAT", "FEDSPA_LOG_PRIVATE"  # what child processes are told
+_FORMAT, _PRIVATE = "FEDSPA_LOG_FORMAT", "FEDSPA_LOG_PRIVATE"  # for child processes
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 # "INFO :      SuperNode ID: 7" of Flower, "INFO:     Started server process [1]" of its HTTP server. Both pad the level
 # to a width, which other formats do not: a data function that logs is not taken for them. The HTTP server's CRITICAL
@@ -94,17 +94,17 @@ def convert(lines: BinaryIO, out: BinaryIO, private: BinaryIO | None) -> None:
     for line in lines:
         text = _COLOUR.sub("", line.decode("utf-8", "replace")).rstrip("\r\n")
         if _is_json(text):
-            told = text
+            entry = text
         elif prefix := next(filter(text.startswith, _PREFIXES), None):
-            told = _line(_PREFIXES[prefix], "flwr", text.removeprefix(prefix))
+            entry = _line(_PREFIXES[prefix], "flwr", text.removeprefix(prefix))
         elif private is not None:
             private.write(line)
             private.flush()
             continue
         else:
-            told = _line("INFO", "output", text)
+            entry = _line("INFO", "output", text)
         if text.strip():
-            out.write(told.encode() + b"\n")
+            out.write(entry.encode() + b"\n")
             out.flush()
 
 
@@ -115,8 +115,8 @@ def _private(path: Path) -> int:
 
 def _line(level: str, logger: str, event: str, code: str | None = None) -> str:
     now = datetime.now(UTC).isoformat(timespec="milliseconds")
-    told = {"time": now, "level": level, "logger": logger, "event": event.strip()}
-    return json.dumps(told if code is None else {**told, "code": code})
+    entry = {"time": now, "level": level, "logger": logger, "event": event.strip()}
+    return json.dumps(entry if code is None else {**entry, "code": code})
 
 
 def _is_json(text: str) -> bool:

@@ -8,17 +8,52 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Annotated, Any, Final, TypeVar
+
+from pydantic import Field, ValidationError
 
 from fedspa import toml
 from fedspa.data.plugin import is_plugin
-from fedspa.errors import ConfigError, quoted, worded
+from fedspa.errors import ConfigError, describe_invalid, quoted, worded
+from fedspa.runs.sections import Section
 
 SITE, SERVER = "site.toml", "server.toml"
 _PATHS: Final = ("data", "schema", "policy", "ledger", "key", "roster")  # of a node-config
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _LABEL = re.compile(r"(?!-)[0-9A-Za-z_-]{1,63}(?<!-)")
 _ADDRESS = re.compile(r"(\[[0-9a-fA-F:]+\]|[^\s:/\[\]]+):([0-9]{1,5})")
+
+
+_Text = Annotated[str, Field(min_length=1)]
+_Port = Annotated[int, Field(ge=1, le=65535)]
+
+
+class _SiteLink(Section):
+    address: _Text
+    certificate: _Text
+    key: _Text
+    port: _Port
+    apps: _Text
+
+
+class _SiteToml(Section):
+    node: dict[str, Any]  # its keys are checked where the node-config is read
+    superlink: _SiteLink
+
+
+class _ServerLink(Section):
+    host: _Text
+    port: _Port
+    authority: _Text
+    certificate: _Text
+    key: _Text
+    database: _Text
+    nodes: _Text
+    runs: _Text
+
+
+class _ServerToml(Section):
+    superlink: _ServerLink
 
 
 @dataclass(frozen=True)
@@ -41,15 +76,16 @@ class SiteFolder:
 
     @property
     def ledger(self) -> Path:
-        if not isinstance(self.node.get("ledger"), str):
-            raise ConfigError(f'{self.path / SITE}: node.ledger is missing; name the file, as ledger = "ledger.sqlite"')
-        return Path(self.node["ledger"])
+        return self._file("ledger")
 
     @property
     def policy(self) -> Path:
-        if not isinstance(self.node.get("policy"), str):
-            raise ConfigError(f'{self.path / SITE}: node.policy is missing; name the file, as policy = "policy.toml"')
-        return Path(self.node["policy"])
+        return self._file("policy")
+
+    def _file(self, key: str) -> Path:
+        if not isinstance(self.node.get(key), str):
+            raise ConfigError(f'{self.path / SITE}: node.{key} is missing; name the file, as {key} = "…"')
+        return Path(self.node[key])
 
     @property
     def node_config(self) -> str:
@@ -90,36 +126,25 @@ class ServerFolder:
         return f"127.0.0.1:{self.port}"
 
 
-def read_site(folder: Path) -> SiteFolder:
-    """The site in `folder`, or of the site.toml that is named."""
-    path, table = _read(folder, SITE, "fedspa site new")
-    node, link = _tables(path, table, {"node": None, "superlink": ("address", "certificate", "key", "port", "apps")})
-    home = path.parent
+def read_site_folder(folder: Path) -> SiteFolder:
+    """Read the site in `folder`, or of the site.toml that is named."""
+    home, found = _read(folder, SITE, "fedspa site new", _SiteToml)
+    node, link = dict(found.node), found.superlink
     for key in _PATHS:
         value = node.get(key)
         if isinstance(value, str) and value and not (key == "data" and is_plugin(value)):
             node[key] = str(home / value)
-    address = _text(path, "superlink", link, "address")
-    require_address(f"{path}: superlink.address", address)
-    return SiteFolder(
-        path=home,
-        node=node,
-        superlink=address,
-        certificate=home / _text(path, "superlink", link, "certificate"),
-        key=home / _text(path, "superlink", link, "key"),
-        port=_port(path, "superlink", link),
-        apps=home / _text(path, "superlink", link, "apps"),
-    )
+    require_address(f"{home / SITE}: superlink.address", link.address)
+    files = {key: home / getattr(link, key) for key in ("certificate", "key", "apps")}
+    return SiteFolder(path=home, node=node, superlink=link.address, port=link.port, **files)
 
 
-def read_server(folder: Path) -> ServerFolder:
-    """The server in `folder`, or of the server.toml that is named."""
-    keys = ("host", "port", "authority", "certificate", "key", "database", "nodes", "runs")
-    path, table = _read(folder, SERVER, "fedspa server new")
-    (link,) = _tables(path, table, {"superlink": keys})
-    home = path.parent
-    files = {key: home / _text(path, "superlink", link, key) for key in keys if key not in ("host", "port")}
-    return ServerFolder(home, _text(path, "superlink", link, "host"), _port(path, "superlink", link), **files)
+def read_server_folder(folder: Path) -> ServerFolder:
+    """Read the server in `folder`, or of the server.toml that is named."""
+    home, found = _read(folder, SERVER, "fedspa server new", _ServerToml)
+    link = found.superlink
+    files = {key: home / value for key, value in link.model_dump(exclude={"host", "port"}).items()}
+    return ServerFolder(path=home, host=link.host, port=link.port, **files)
 
 
 def require_address(key: str, address: str) -> None:
@@ -155,41 +180,13 @@ def make(folder: Path) -> None:
         folder.chmod(0o700)
 
 
-def _read(folder: Path, name: str, made_by: str) -> tuple[Path, dict[str, Any]]:
+_Model = TypeVar("_Model", bound=Section)
+
+
+def _read(folder: Path, name: str, made_by: str, model: type[_Model]) -> tuple[Path, _Model]:
     path = folder if folder.name == name else folder / name
-    return path.absolute(), toml.read(path, f"a folder that `{made_by}` made")
-
-
-def _tables(
-    path: Path, table: dict[str, Any], expected: Mapping[str, tuple[str, ...] | None]
-) -> tuple[dict[str, Any], ...]:
-    """The tables by name; those of None may have any keys, which others check."""
-    for name in table:
-        if name not in expected:
-            raise ConfigError(f"{path}: unknown table [{name}]; allowed: {', '.join(f'[{one}]' for one in expected)}")
-    found = []
-    for name, keys in expected.items():
-        values = table.get(name)
-        if not isinstance(values, dict):
-            raise ConfigError(f"{path}: the table [{name}] is missing")
-        for key in values:
-            if keys is not None and key not in keys:
-                raise ConfigError(f"{path}: unknown key {name}.{key}; allowed: {', '.join(keys)}")
-        found.append(dict(values))
-    return tuple(found)
-
-
-def _text(path: Path, table: str, values: Mapping[str, Any], key: str) -> str:
-    value = values.get(key)
-    if not isinstance(value, str) or not value:
-        raise ConfigError(f"{path}: {table}.{key} is {'missing' if value is None else quoted(value)}; write a text")
-    return value
-
-
-def _port(path: Path, table: str, values: Mapping[str, Any]) -> int:
-    value = values.get("port")
-    if type(value) is not int or not 1 <= value <= 65535:
-        raise ConfigError(
-            f"{path}: {table}.port is {'missing' if value is None else quoted(value)}; write a number up to 65535"
-        )
-    return value
+    values = toml.read(path, f"a folder that `{made_by}` made")
+    try:
+        return path.absolute().parent, model.model_validate(values)
+    except ValidationError as error:
+        raise ConfigError(f"{path}: {describe_invalid(error, model)}") from None
