@@ -80,7 +80,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as place:
         libraries = {name: compiled(folder, Path(place) / f"{name}.so") for name, folder in folders.items()}
         cases = {name: measure(CASES[name], libraries, arguments.repeats) for name in arguments.cases.split(",")}
-    document = {**stamp(), "repeats": arguments.repeats, "level": library.best_level(), "cases": cases}
+    document = {"provenance": stamp(), "repeats": arguments.repeats, "level": library.best_level(), "cases": cases}
     if arguments.out:
         arguments.out.write_text(json.dumps(document, indent=1) + "\n")
     for name, found in cases.items():

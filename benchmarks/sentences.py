@@ -45,17 +45,9 @@ def speed_on_a_cpu() -> str:
     )
 
 
-def a_second_run() -> str:
-    cases = benchmark("engine-again")["cases"]
-    (wall, cpu), (cifar, cifar_cpu) = (
-        [cases[case]["ratios"][time]["best Opacus / native"]["median"] for time in ("wall", "cpu")] for case in CASES
-    )
-    return f"{wall:.1f} by wall and {cpu:.1f} by CPU time (MNIST, p = .05), and {cifar:.1f} and {cifar_cpu:.1f} (CIFAR)"
-
-
 def memory_of_a_private_step() -> str:
     most = 0.0
-    for name in ("engine", "engine-again"):
+    for name in ("engine",):
         peak = {who: row["peak_mib"] for who, row in benchmark(name)["cases"]["cifar-p10"]["contenders"].items()}
         for engine in ("native", "generic"):
             most = max(most, *(peak[who] / peak[f"{engine}-plain-sgd"] for who in (engine, f"{engine}-l2")))
@@ -126,7 +118,6 @@ SENTENCES: dict[str, tuple[str, Callable[[], str]]] = {
     "uploads-sparsity": ("docs/wire.md", lambda: uploads.cost_of_sparsity(experiment("uploads"))),
     "gpu": ("docs/engine-gpu.md", lines(lambda: engine_gpu.table(experiment("engine-gpu")))),
     "cpu-speed": ("README.md", speed_on_a_cpu),
-    "engine-again": ("docs/engine.md", a_second_run),
     "private-memory": ("docs/engine.md", memory_of_a_private_step),
     "gpu-l2": ("docs/engine-gpu.md", cost_of_l2_on_a_gpu),
     "gpu-memory": ("docs/engine-gpu.md", memory_on_a_gpu),

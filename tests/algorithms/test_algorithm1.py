@@ -68,9 +68,9 @@ def test_a_whole_run_ends_at_the_same_parameters(clip, tmp_path):
         twin.key,
         local_lr=algorithm.local_lr,
         server_lr=algorithm.server_lr,
-        beta1=algorithm.beta1,
-        beta2=algorithm.beta2,
-        kappa=algorithm.kappa,
+        beta1=algorithm.server_options.beta1,
+        beta2=algorithm.server_options.beta2,
+        kappa=algorithm.server_options.kappa,
     )
     assert not torch.equal(theta, twin.theta)
     # The names in the file are in order of the alphabet, so both are compared as sets of numbers: each is there.

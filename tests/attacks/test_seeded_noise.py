@@ -88,7 +88,7 @@ def test_every_file_and_every_epsilon_says_where_the_noise_came_from(tmp_path: P
     assert ("Nothing is promised:" in dict(plain_words(summary, 6))) is seeded
     assert ("What would be promised." in dict(plain_words(summary, 6))) is seeded
     now = snapshot(tmp_path / "run")
-    assert ("SEEDED" in terms(now, now.metrics[-1])) is seeded
+    assert ("SEEDED" in terms(now.config, now.metrics[-1])) is seeded
 
 
 def test_every_line_on_a_screen_with_a_seeded_epsilon_says_so(tmp_path: Path) -> None:

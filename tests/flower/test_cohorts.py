@@ -543,3 +543,18 @@ def test_a_simulation_that_died_with_secure_noise_is_a_new_attempt(simulation, t
     train(simulation, flower__resume=True)
     lines = [json.loads(line) for line in (tmp_path / "run/asked.jsonl").read_text().splitlines()]
     assert [(line["round"], line.get("attempt", 1)) for line in lines][:3] == [(0, 1), (1, 1), (1, 2)]
+
+
+def test_a_killed_member_voids_its_round_and_the_others_go_on(clinics, train, tmp_path):
+    """It dies while it trains, and its node with it."""
+
+    def dies(node, question, answer):
+        if node == 101 and question.metadata.group_id == "1":
+            clinics.online.discard(101)
+            return []
+        return [answer()]
+
+    clinics.fault = dies
+    summary = train(clinics)
+    assert summary["dropped"] == {"silent": 1, "void-missing": 1}
+    assert rounds(tmp_path) == [4, 0, 3]

@@ -17,6 +17,8 @@ from pathlib import Path
 import numpy as np
 
 from fedspa.agent.ledger.ledger import Ledger
+from fedspa.agent.ledger.report import accept_loss
+from fedspa.agent.ledger.storage import anchor_path
 from fedspa.agent.participate import Refusal
 from fedspa.flower import client_app, folders, logs, monitor
 from fedspa.mechanisms.gaussian.event import GaussianEvent
@@ -254,3 +256,13 @@ def test_a_process_and_its_children_log_as_json(tmp_path):
     assert done.stderr == ""
     assert [json.loads(line)["event"] for line in done.stdout.splitlines()] == ["hello"]
     assert (tmp_path / "agent.log").read_text() == "secret\njson\n"
+
+
+def test_an_accepted_loss_is_among_the_metrics(deployment, train, tmp_path):
+    train(deployment, federation__rounds=1)
+    node = deployment.nodes[100]
+    assert samples(monitor.site_metrics(folder_of(node, tmp_path)))["fedspa_site_ledger_losses"] == 0
+    ledger = Path(node["ledger"])
+    anchor_path(ledger).unlink()
+    accept_loss(ledger, 1)
+    assert samples(monitor.site_metrics(folder_of(node, tmp_path)))["fedspa_site_ledger_losses"] == 1

@@ -332,3 +332,12 @@ def test_a_run_that_asked_and_lost_its_checkpoints_does_not_start_over(deploymen
     shutil.rmtree(asked.parent / "checkpoint")
     with pytest.raises(FedspaError, match="holds no checkpoint"):
         train(deployment, flower__resume=True)
+
+
+def test_a_count_lost_in_the_first_round_is_noticed(deployment, train, tmp_path):
+    die_in_round(deployment, 0, 2)
+    with pytest.raises(Killed):
+        train(deployment)
+    (tmp_path / "run/asked.jsonl").unlink()
+    with pytest.raises(FedspaError, match="the checkpoint in 1"):
+        train(deployment, flower__resume=True)

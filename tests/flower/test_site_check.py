@@ -14,6 +14,8 @@ import numpy as np
 import torch
 
 from fedspa.agent.ledger.ledger import Ledger
+from fedspa.agent.ledger.report import accept_loss
+from fedspa.agent.ledger.storage import anchor_path
 from fedspa.engine import Unsupported
 from fedspa.engine.choose import decide
 from fedspa.engine.per_example import PerExampleEngine
@@ -194,3 +196,13 @@ def test_a_site_trains_on_its_own_device(smooth, monkeypatch):
     monkeypatch.setattr(trainer, "decide", watched)
     assert "device: cpu:0" in told({**smooth, "room": 40, "device": "cpu:0"})
     assert asked == [(torch.device("cpu:0"), torch.device("cpu"), "fixed-slot")]
+
+
+def test_an_accepted_loss_stands_beside_what_was_spent(node, tmp_path: Path):
+    ledger = tmp_path / "ledger.sqlite"
+    anchor_path(ledger).unlink()
+    accept_loss(ledger, 0)
+    (loss,) = [found for found in check.check_node(node) if "lost" in found.detail]
+    assert (loss.subject, loss.passed) == ("ledger", None)
+    assert "an unknown number of entries behind entry 0 may be lost" in loss.detail
+    assert "no ε counts them" in loss.detail

@@ -16,7 +16,7 @@ from flwr.app import ConfigRecord, Error, Message, MetricRecord, RecordDict
 
 import fedspa
 from fedspa.agent.ledger.ledger import Ledger
-from fedspa.errors import FedspaError
+from fedspa.errors import FedspaError, LedgerError
 from fedspa.flower.nodes import AskedRounds, PollingGrid
 from fedspa.flower.server_app import serve
 from fedspa.flower.settings import read_config
@@ -500,3 +500,9 @@ def test_no_agent_is_asked_beyond_the_plan(deployment, train):
     train(deployment, federation__participation="uniform", federation__cap=2, federation__rounds=5)
     asked = [message.metadata.dst_node_id for message in deployment.sent]
     assert max(asked.count(node) for node in set(asked)) == 2
+
+
+def test_a_ledger_that_cannot_be_opened_is_known_before_anyone_trains(simulation, train, tmp_path):
+    with pytest.raises(LedgerError, match="does not exist"):
+        train(simulation, run__ledger=str(tmp_path / "absent/shared.sqlite"))
+    assert not simulation.sent

@@ -9,15 +9,16 @@ pytest.importorskip("flwr", reason="needs the extra: pip install 'fedspa[flower]
 from collections import Counter
 
 import numpy as np
+import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord
 
 from fedspa.agent.ledger.ledger import Ledger
 from fedspa.agent.ledger.report import export
-from fedspa.errors import ConfigError
+from fedspa.errors import ConfigError, FedspaError
 from fedspa.flower.terms import TermsError, from_record
 
 from .test_resume import Killed, die_in_round, honest
-from .test_strategy import SUMMED, TRIALS
+from .test_strategy import SUMMED, TRIALS, theta
 
 CHOSEN = {key.replace(".", "__"): value for key, value in TRIALS.items()} | {"algorithm__batch": 20}
 SCORED = 2  # the round in which two trials of a round each are scored
@@ -101,3 +102,25 @@ def test_no_scores_are_asked_for_where_only_sums_are_seen(simulation, train):
     with pytest.raises(ConfigError, match="agents cannot score"):
         train(simulation, **CHOSEN | sums, algorithm__mask="shared")
     assert not simulation.sent
+
+
+@pytest.mark.parametrize("t", [0, SCORED])
+def test_killed_and_resumed_it_ends_in_the_same_bits(simulation, train, tmp_path, t):
+    die_in_round(simulation, t, 1)
+    with pytest.raises(Killed):
+        train(simulation, **CHOSEN)
+    simulation.fault = honest
+    resumed = train(simulation, flower__resume=True)
+    whole = train(simulation, flower__resume=False, run__out=str(tmp_path / "whole"))
+    assert torch.equal(theta(tmp_path / "run"), theta(tmp_path / "whole"))
+    assert resumed["tuning"] == whole["tuning"]
+
+
+def test_what_a_trial_spends_stops_an_agent_whose_budget_ends(deployment, train, tmp_path):
+    """The whole plan is announced with the first round: an agent without the budget for both refuses both."""
+    for site in range(4):
+        policy = tmp_path / f"site-{site}/policy.toml"
+        policy.write_text(policy.read_text().replace("epsilon = 8.0", "epsilon = 0.5"))
+    with pytest.raises(FedspaError, match=r"4 of 4 agents refuse this run \(budget\)"):
+        train(deployment, **CHOSEN)
+    assert not any(entries(tmp_path, site) for site in range(4))

@@ -130,11 +130,21 @@ PHASE void bound_linear(struct work *w, int i, int n) {
 
 /* The weights of one operation: a block of output channels after the other, and within it piece by piece. */
 static void block_gradients(struct work *w, int i, int n, int what, float bound) {
-    const int outputs = w->net->ops[i].outputs;
-    for (int first = 0; first < outputs; first += LIST_BLOCK) {
+    const struct op *op = w->net->ops + i;
+#if LEVEL == 2
+    const struct buffer *out = w->net->buffers + i + 1;
+    const int many = out->height * out->width >= LANES / 2 && op->pool_h * op->pool_w <= LANES;
+#else
+    const int many = 0;
+#endif
+    for (int first = 0, block = many ? LISTS : LIST_BLOCK; first < op->outputs; first += block) {
+#if LEVEL == 2
+        if (many) build_many_lists(w, i, first, n);
+        else
+#endif
         build_lists(w, i, first, n);
         for (int p = 0; p < w->pieces[i].each; p++)
-            for (int o = 0; o < LIST_BLOCK && first + o < outputs; o++)
+            for (int o = 0; o < block && first + o < op->outputs; o++)
                 if (w->lists[o].count > 0) one_piece(w, i, first + o, p, w->lists + o, what, bound);
     }
 }

@@ -56,6 +56,77 @@ PHASE void build_lists(struct work *w, int i, int first, int n) {
     }
 }
 
+#if LEVEL == 2
+/* The items of the lanes in `alive`, pushed together; 16 are written. */
+INLINE void store_items(struct item *to, __mmask16 alive, __m512i at, __m512i delta) {
+    const __m512i low = _mm512_set_epi32(23, 7, 22, 6, 21, 5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
+    at = _mm512_maskz_compress_epi32(alive, at);
+    delta = _mm512_maskz_compress_epi32(alive, delta);
+    _mm512_storeu_si512(to, _mm512_permutex2var_epi32(at, low, delta));
+    _mm512_storeu_si512(to + LANES / 2,
+                        _mm512_permutex2var_epi32(at, _mm512_add_epi32(low, _mm512_set1_epi32(LANES / 2)), delta));
+}
+
+/* The picks of sixteen units (or as many as `words` rows hold), channel by channel. */
+INLINE void turn_picks(const int32_t *word, int64_t stride, int words, uint8_t picks[LANES][LANES]) {
+    __m512i a[4], b[4];
+    UNROLLED(4, j) a[j] = (__m512i)load_int(word + (j < words ? j : 0) * stride);
+    UNROLLED(2, h) {
+        b[h] = _mm512_unpacklo_epi32(a[2 * h], a[2 * h + 1]);
+        b[2 + h] = _mm512_unpackhi_epi32(a[2 * h], a[2 * h + 1]);
+    }
+    UNROLLED(2, h) {
+        a[2 * h] = _mm512_unpacklo_epi64(b[2 * h], b[2 * h + 1]); /* channels 2 h, 2 h + 4, … */
+        a[2 * h + 1] = _mm512_unpackhi_epi64(b[2 * h], b[2 * h + 1]);
+    }
+    UNROLLED(4, k) {
+        _mm_storeu_si128((__m128i *)picks[k], _mm512_castsi512_si128(a[k]));
+        _mm_storeu_si128((__m128i *)picks[4 + k], _mm512_extracti32x4_epi32(a[k], 1));
+        _mm_storeu_si128((__m128i *)picks[8 + k], _mm512_extracti32x4_epi32(a[k], 2));
+        _mm_storeu_si128((__m128i *)picks[12 + k], _mm512_extracti32x4_epi32(a[k], 3));
+    }
+}
+
+/* The same for up to LISTS output channels: 16 units by 16 channels are turned over, and a channel's living ones pushed together. */
+PHASE void build_many_lists(struct work *w, int i, int first, int n) {
+    const struct op *op = w->net->ops + i;
+    const struct buffer *in = w->net->buffers + i, *out = in + 1;
+    const int outputs = op->outputs - first < LISTS ? op->outputs - first : LISTS, units = out->height * out->width;
+    const __m512i pixel = _mm512_loadu_si512(w->pixel[i]), none = _mm512_setzero_si512();
+    struct item *next[LISTS];
+    for (int r = 0; r < LISTS; r++) {
+        w->lists[r].groups = w->lists[r].count = 0;
+        next[r] = w->lists[r].items;
+    }
+    for (int e = 0; e < n; e++) {
+        if (w->factor[e] == 0) continue;
+        const float *delta = w->delta[i + 1] + e * out->example + first, *unit = w->unit[i + 1] + e * out->example + first;
+        for (int u = 0; u < units; u += LANES) {
+            V deltas[LANES];
+            uint8_t picks[LANES][LANES];
+            const int count = units - u < LANES ? units - u : LANES;
+            for (int j = 0; j < count; j++) {
+                const int32_t at = w->at[i][u + j];
+                deltas[j] = load(delta + at);
+                if (op->relu) deltas[j] = (V)((I)deltas[j] & (load(unit + at) > 0));
+            }
+            for (int j = count; j < LANES; j++) deltas[j] = (V){0};
+            transpose(deltas);
+            if (op->pool) turn_picks(picks_at(w, i, e, u, first), op->outputs_padded, (count + PICKS - 1) / PICKS, picks);
+            const __m512i start = (__m512i)(load_int(w->window[i] + u) + (int32_t)(e * in->example));
+            for (int r = 0; r < outputs; r++) {
+                const __m512i pick = op->pool ? _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)picks[r])) : none;
+                const __m512i within = _mm512_permutexvar_epi32(pick, pixel);
+                const __mmask16 alive = _mm512_cmp_ps_mask((__m512)deltas[r], _mm512_setzero_ps(), _CMP_NEQ_UQ);
+                store_items(next[r], alive, _mm512_add_epi32(start, within), (__m512i)deltas[r]);
+                next[r] += __builtin_popcount(alive);
+            }
+        }
+        end_example(w, outputs, e, next);
+    }
+}
+#endif
+
 /* The living channels of a unit among outputs `from` to `to`, as items behind `next` of the pixel that each picks. */
 INLINE void sort_channels(const struct op *op, int from, int to, const float *delta, const float *unit,
                           const int32_t *word, int u, struct item **next) {

@@ -180,6 +180,30 @@ INLINE double sum_doubles(D v) {
 #endif
 }
 
+#if LEVEL == 2
+/* 16 vectors turned over: lane i of vector j becomes lane j of vector i. */
+INLINE void transpose(V *v) {
+    __m512 a[16], b[16];
+    UNROLLED(8, i) {
+        a[2 * i] = _mm512_unpacklo_ps((__m512)v[2 * i], (__m512)v[2 * i + 1]);
+        a[2 * i + 1] = _mm512_unpackhi_ps((__m512)v[2 * i], (__m512)v[2 * i + 1]);
+    }
+    UNROLLED(4, i) UNROLLED(2, j) {
+        __m512d low = _mm512_castps_pd(a[4 * i + j]), high = _mm512_castps_pd(a[4 * i + 2 + j]);
+        b[4 * i + 2 * j] = _mm512_castpd_ps(_mm512_unpacklo_pd(low, high));
+        b[4 * i + 2 * j + 1] = _mm512_castpd_ps(_mm512_unpackhi_pd(low, high));
+    }
+    UNROLLED(4, i) { /* b[4 j + i]: channels i, 4 + i, 8 + i, 12 + i of the vectors 4 j … 4 j + 3 */
+        __m512 p = _mm512_shuffle_f32x4(b[i], b[4 + i], 0x88), q = _mm512_shuffle_f32x4(b[8 + i], b[12 + i], 0x88);
+        __m512 r = _mm512_shuffle_f32x4(b[i], b[4 + i], 0xdd), s = _mm512_shuffle_f32x4(b[8 + i], b[12 + i], 0xdd);
+        v[i] = (V)_mm512_shuffle_f32x4(p, q, 0x88);
+        v[8 + i] = (V)_mm512_shuffle_f32x4(p, q, 0xdd);
+        v[4 + i] = (V)_mm512_shuffle_f32x4(r, s, 0x88);
+        v[12 + i] = (V)_mm512_shuffle_f32x4(r, s, 0xdd);
+    }
+}
+#endif
+
 /* Bit i: channel i of 8 has a delta, and its unit is alive. */
 INLINE unsigned alive_of_8(const float *delta, const float *unit, int relu) {
 #if LEVEL == 3

@@ -10,6 +10,7 @@
 #include "winograd.h"
 
 #define LIST_BLOCK 8              /* output channels whose lists are built in one sweep over the deltas */
+#define LISTS 16                  /* or as many, where vectors of units are turned over */
 #define CHUNK_BYTES (2 << 20)     /* examples that go through the net together: as many as make weights worth fetching, */
 #define CHUNK 48                  /* and no more than this */
 #define SCRATCH_BYTES (192 << 10) /* convolution outputs between convolution and pooling */
@@ -37,7 +38,7 @@ struct work {
     int32_t **at, **window;   /* per operation and unit: its place in the example's output, and its window's in the input */
     int32_t **pixel;          /* per operation: from a window's first pixel to each of those that pooling picks from */
     struct pieces *pieces;    /* per operation */
-    struct list lists[LIST_BLOCK];
+    struct list lists[LISTS];
     struct spot *spots;
     struct item *spot_items, **next;
     struct look *looks;
@@ -176,7 +177,7 @@ static int work_new(struct work *w, const struct fedspa_net *net, const struct f
     w->next = take(w, windows * (int64_t)sizeof *w->next);
     w->spots = take(w, (spots + 1) * (int64_t)sizeof *w->spots);
     w->spot_items = take(w, (spot_items + PAD) * (int64_t)sizeof *w->spot_items);
-    for (int i = 0; i < LIST_BLOCK; i++) {
+    for (int i = 0; i < LISTS; i++) {
         /* More items than there can be: places after the last are written to before they are known to be needed. */
         w->lists[i].items = take(w, (pixels * chunk + PAD) * (int64_t)sizeof(struct item));
         w->lists[i].end = take(w, 4 * chunk);
