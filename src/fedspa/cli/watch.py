@@ -132,7 +132,7 @@ def snapshot(folder: Path) -> Snapshot:
     why = ""
     if not done:
         state, why = _now(folder)
-    return Snapshot(load(path), metrics, state, why)
+    return Snapshot(load(path, own_code=False), metrics, state, why)
 
 
 def _now(folder: Path) -> tuple[State, str]:

@@ -298,10 +298,14 @@ def _task(text: str) -> Task:
         raise TermsError("the task is none that this fedspa knows") from None
 
 
+def _refuse_constant(name: str) -> float:
+    raise ValueError(f"{name} is no JSON")
+
+
 def _options(text: str, algorithm: Algorithm, plan: Plan | None) -> dict[str, Any]:
     """Return the algorithm's options, as its own model checks them. What the plan states is stated once."""
     try:
-        found = json.loads(text)
+        found = json.loads(text, parse_constant=_refuse_constant)
     except (ValueError, RecursionError):
         found = None
     if not isinstance(found, dict):
@@ -309,10 +313,10 @@ def _options(text: str, algorithm: Algorithm, plan: Plan | None) -> dict[str, An
     if twice := [key for key in found if hasattr(plan, key)]:
         raise TermsError(f"the plan states {', '.join(twice)}; the options must not")
     try:
-        check_options(dict(found), algorithm)
+        check_options(found, algorithm)  # which fills in defaults
     except ValueError as error:
         raise TermsError(str(error)[:500]) from None
-    return found
+    return {key: value for key, value in found.items() if not hasattr(plan, key)}
 
 
 def _layers(values: dict[str, Any]) -> tuple[tuple[int, int], ...] | None:

@@ -6,6 +6,7 @@ A mechanism is known by the algorithm that uses it (`fedspa.registry`).
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from functools import lru_cache
 
 from fedspa import registry
@@ -27,10 +28,23 @@ def event_of(text: str) -> Event:
     return _event_of(text)
 
 
+def _kinds() -> dict[str, Callable[..., Event]]:
+    """Return how to make an event of each kind. A plug-in must not redefine a kind: entries of it that are in ledgers
+    would silently get another privacy cost."""
+    kinds: dict[str, Callable[..., Event]] = {}
+    for algorithm in registry.every():
+        for kind, make in ({} if algorithm.mechanism is None else algorithm.mechanism.events).items():
+            if kinds.setdefault(kind, make) is not make:
+                raise PrivacyError(
+                    f"algorithm {algorithm.name!r} redefines the event kind {kind!r}, which ledgers hold already; its "
+                    "mechanism must name its events otherwise"
+                )
+    return kinds
+
+
 @lru_cache(maxsize=1024)  # a ledger reads the same few events again and again
 def _event_of(text: str) -> Event:
-    mechanisms = (algorithm.mechanism for algorithm in registry.every())
-    kinds = {kind: make for each in mechanisms if each is not None for kind, make in each.events.items()}
+    kinds = _kinds()
     try:
         fields = json.loads(text)
         kind = fields.pop("kind")

@@ -212,7 +212,7 @@ def resume_command(config: Config, folder: Path) -> str:
 def _elsewhere(config: Config, folder: Path) -> str:
     """Where the data's files lie now, if that is not where the run began with them."""
     try:
-        began = load(folder / "config.toml").data.dir
+        began = load(folder / "config.toml", own_code=False).data.dir
     except ConfigError:  # it begins now
         return ""
     place = config.data.dir
