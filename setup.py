@@ -55,7 +55,7 @@ setup(
             NATIVE,
             sources=sorted(str(path) for path in SOURCES.glob("*.c")),
             depends=sorted(str(path) for path in SOURCES.glob("*.h")),
-            extra_compile_args=["-std=gnu11", "-O3", "-Wno-psabi", "-pthread"],
+            extra_compile_args=["-std=gnu11", "-O3", "-fno-math-errno", "-Wno-psabi", "-pthread"],
             extra_link_args=["-pthread"],
             libraries=["m"],
             optional=True,

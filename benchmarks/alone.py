@@ -66,7 +66,7 @@ def measure(repeats: int) -> list[dict[str, Any]]:
         traced = TracedEngine(module, Examples(make(1), torch.zeros(1, dtype=torch.int64)))
         ways: dict[str, Callable[[Tensor, Tensor, Tensor], object]] = {
             "together": partial(_together, traced),
-            "alone": model.gradients_alone,
+            "alone": model.per_example_gradients,
         }
         for batch in BATCHES:
             x, y = make(batch), torch.arange(batch) % 4

@@ -11,14 +11,15 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from accuracy import ROWS, SUMS
+from accuracy import CONFIGS
 from ending import ends_with_children, ran
 from provenance import ROOT, stamp
+from reproduction.rows import find_config
 
 
 def audit(name: str, data: Path) -> dict[str, Any]:
     """Its JSON, whether the claim held or not."""
-    arguments = ["--config", name, "--set", f"data.dir={json.dumps(str(data.resolve()))}"]
+    arguments = ["--config", str(find_config(name)), "--set", f"data.dir={json.dumps(str(data.resolve()))}"]
     command = [sys.executable, "-m", "fedspa", "audit", *arguments, "--json"]
     found = ran(command, cwd=ROOT)
     if found.returncode > 1:
@@ -29,11 +30,11 @@ def audit(name: str, data: Path) -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", type=Path, required=True, help="folder with the files of MNIST and CIFAR-10")
+    parser.add_argument("--data", type=Path, required=True, help="folder of the image data")
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
     origin, audits = stamp(), {}
-    for name in (*ROWS, *SUMS):
+    for name in CONFIGS:
         audits[name] = audit(name, arguments.data)
         print(f"{name}: {'holds' if audits[name]['holds'] else 'does not hold'}", flush=True)
     if arguments.json is not None:

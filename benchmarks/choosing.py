@@ -1,4 +1,4 @@
-"""The tables of docs/choosing.md: the quickstart with one key moved at a time, everything else as it is.
+"""The tables of docs/tuning.md: the quickstart with one key moved at a time, everything else as it is.
 
 python benchmarks/choosing.py            # about two minutes of one core
 python benchmarks/choosing.py --json > benchmarks/results/choosing.json

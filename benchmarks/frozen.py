@@ -21,8 +21,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fedspa.engine.choose import choose
-from fedspa.engine.task import LocalTask
+from fedspa.engine.choose import EngineRequest, choose
+from fedspa.engine.local import LocalTask
 from fedspa.examples import Examples
 from fedspa.learning.backbone import Split, split
 from fedspa.learning.features import Features
@@ -63,7 +63,7 @@ def resnet18() -> nn.Sequential:
 
 def private_step(module: nn.Module, like: Examples, x: Tensor, y: Tensor, agents: int, steps: int) -> Callable[[], int]:
     """A round on the engine that `auto` takes; gives the number of agent-steps."""
-    engine = choose("auto", module, like, "cpu", CORES, exact=False)
+    engine = choose(EngineRequest("auto", module, like, "cpu", CORES, exact=False))
     theta = FlatModel(module).flatten()
     active = round(SHARE * len(theta))
     plan = GaussianPlan(
@@ -126,7 +126,9 @@ def measure(repeats: int) -> dict[str, float]:
     assert isinstance(features, Tensor)
     times["first pass, per record"] = 1e3 * (time.perf_counter() - began) / RECORDS
     ways = {
-        "features kept, native": private_step(found.head, Examples(found.like, like.y), features, y, AGENTS, STEPS),
+        "features kept, native": private_step(
+            found.head, Examples(found.example_spec, like.y), features, y, AGENTS, STEPS
+        ),
         "body in every step, generic": private_step(module, like, x, y, 1, 1),
         "plain SGD, not private": plain_step(module, x, y),
     }

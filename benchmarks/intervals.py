@@ -33,6 +33,6 @@ def shown_spread(values: Mapping[str, Any]) -> str:
 
 
 def largest(values: Sequence[float | None]) -> float | None:
-    """None where a run has none: no ε is not an ε of 0, and of sums a floor of None is infinite."""
+    """None where a run has none: no ε is not an ε of 0, and of sums a worst case of None is infinite."""
     known = [value for value in values if value is not None]
     return max(known) if len(known) == len(values) else None

@@ -119,7 +119,7 @@ def server(dimension: int, per_mille: int, payloads: int = 10) -> dict[str, floa
 
     from fedspa.runs.checkpoint import Checkpoint, save
     from fedspa.runs.config import load
-    from fedspa.server.aggregate import Aggregator
+    from fedspa.server.intake import Aggregator
     from fedspa.server.optimizers import ServerOptimizer
     from fedspa.wire.payload import Expected, Update, decode, encode
 
@@ -130,7 +130,7 @@ def server(dimension: int, per_mille: int, payloads: int = 10) -> dict[str, floa
         encode(Update(0, dimension, chance.bytes(16), chance.normal(size=active).astype(np.float32), 0.0), "int", 1.0)
         for _ in range(payloads)
     ]
-    optimizer = ServerOptimizer("adam", 1.0, 0.9, 0.99, 1e-3, "none")
+    optimizer = ServerOptimizer("adam", 1.0, 0.9, 0.99, 1e-3)
     state = optimizer.start(torch.zeros(dimension))
     state.theta.add_(1.0)  # so that its memory is really there
     took = []

@@ -23,8 +23,8 @@ from typing import Any
 
 import torch
 
+from fedspa.engine.local import LocalTask
 from fedspa.engine.native import NativeEngine, library
-from fedspa.engine.task import LocalTask
 from fedspa.learning.flat import FlatModel
 from fedspa.learning.models import build
 from fedspa.mechanisms.base import Clipping, NoPlan

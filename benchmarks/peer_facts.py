@@ -1,4 +1,4 @@
-"""What docs/peers.md says of other projects, read again from their code: which lines still hold.
+"""What docs/limits.md says of other projects, read again from their code: which lines still hold.
 
     pip download --no-deps --dest FOLDER flwr==1.42.0 opacus==1.6.0 pfl==0.6.0 nvflare==2.9.0 fedbiomed==6.4.1
     python benchmarks/peer_facts.py FOLDER
@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-# As the headings of docs/peers.md have them; the README leaves out a last zero.
+# As the headings of docs/limits.md have them; the README leaves out a last zero.
 VERSIONS = {
     "flwr": "1.42.0",
     "opacus": "1.6.0",

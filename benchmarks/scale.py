@@ -25,9 +25,9 @@ import torch
 from torch import nn
 
 from ending import ends_with_children
+from fedspa.engine.local import Engine, LocalTask
 from fedspa.engine.native import NativeEngine
 from fedspa.engine.per_example import PerExampleEngine
-from fedspa.engine.task import Engine, LocalTask
 from fedspa.learning.flat import FlatModel
 from fedspa.mechanisms.gaussian.plan import GaussianPlan
 from fedspa.randomness.mask import active_coordinates

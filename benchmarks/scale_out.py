@@ -29,10 +29,10 @@ import psutil
 import torch
 from torch import Tensor, nn
 
-from fedspa.agent.participate import Invitation, agent_name
+from fedspa.agent.participate import Request, agent_name
 from fedspa.algorithms import Agent
-from fedspa.data.given import from_arrays
-from fedspa.engine.task import LocalResult, LocalTask
+from fedspa.data.adapters import from_arrays
+from fedspa.engine.local import Engine, LocalResult, LocalTask
 from fedspa.runs.config import load
 from fedspa.runs.ray_workers import start_workers
 from fedspa.runs.setup import Simulated, prepare
@@ -64,7 +64,7 @@ class Transformer(nn.Module):
         return logits
 
 
-class Asleep:
+class Asleep(Engine):
     """An engine whose agents take a time that follows from their work, and learn nothing."""
 
     name, separates_records = "asleep", True
@@ -102,7 +102,7 @@ def measured(case: str, agents: int, repeats: int) -> dict[str, Any]:
     server, run = Coordinator(job.server), job.config.run
     terms = server.terms()
     algorithm, coding = job.server.algorithm, job.server.coding
-    invitation = Invitation("benchmark", algorithm, terms, server.state.theta, coding, "seeded")
+    request = Request("benchmark", algorithm, terms, server.state.theta, coding, "seeded")
     everyone = {
         agent_name(number): Agent(
             number,
@@ -124,7 +124,7 @@ def measured(case: str, agents: int, repeats: int) -> dict[str, Any]:
         for turn in range(repeats + 1):
             for workers, pool in pools.items():
                 start, before = time.perf_counter(), cpu_seconds()
-                payloads.append(pool.train(invitation, everyone))
+                payloads.append(pool.train(request, everyone))
                 if turn:
                     seconds[workers].append(time.perf_counter() - start)
                     busiest[workers].append(max(after - before.get(pid, 0) for pid, after in cpu_seconds().items()))

@@ -37,14 +37,12 @@ from fedspa.algorithms.base import Agent, Terms
 from fedspa.engine.native import NativeEngine
 from fedspa.learning import models
 from fedspa.learning.flat import FlatModel
-from fedspa.mechanisms.base import CLIP_UNITS, Asked, Cohort
-from fedspa.mechanisms.discrete_gaussian.event import FINE, SIGMA
-from fedspa.mechanisms.discrete_gaussian.plan import DiscreteGaussianPlan, calibrated
+from fedspa.mechanisms.base import CLIP_UNITS, Cohort, PlanRequest
+from fedspa.mechanisms.discrete_gaussian.plan import FINE, SIGMA, DiscreteGaussianPlan, calibrated
 from fedspa.secagg.keys import SecretKey
-from fedspa.secagg.message import decode, encode, size, upload
-from fedspa.secagg.pads import reduced, word_type
+from fedspa.secagg.masking import MaskedSum, decode, encode, size, upload
 from fedspa.secagg.session import Session
-from fedspa.secagg.total import MaskedSum
+from fedspa.wire.payload import reduced, word_type
 from provenance import in_parts, stamp
 
 RECORDS, DIMENSION = 500, 537_610  # of the CIFAR-10 CNN
@@ -114,7 +112,7 @@ def case(n: int, count: int, repeats: int) -> dict[str, Any]:
 
 
 def plan_of(n: int, count: int) -> DiscreteGaussianPlan:
-    asked = Asked(
+    asked = PlanRequest(
         dimension=DIMENSION,
         active=count,
         agents=n,

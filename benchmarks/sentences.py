@@ -9,13 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import accuracy
-import engine_gpu
 import uploads
-from fedspa.mechanisms.gaussian.calibrate import noise_multiplier
+from fedspa.mechanisms.gaussian.plan import noise_multiplier
 from fedspa.runs.config import load
 
 ROOT = Path(__file__).parents[1]
-MNIST, CIFAR = "MNIST p=.05 coordinate", "CIFAR p=.1 coordinate"
 CASES = ("mnist-p05", "cifar-p10")
 
 
@@ -27,10 +25,6 @@ def experiment(name: str) -> dict[str, Any]:
 def benchmark(name: str) -> dict[str, Any]:
     found: dict[str, Any] = json.loads((ROOT / "benchmarks" / "results" / f"{name}.json").read_text("utf-8"))
     return found
-
-
-def gpu_jobs() -> dict[str, Any]:
-    return {job["job"]: job for job in experiment("engine-gpu")["jobs"]}
 
 
 def speed_on_a_cpu() -> str:
@@ -52,33 +46,6 @@ def memory_of_a_private_step() -> str:
         for engine in ("native", "generic"):
             most = max(most, *(peak[who] / peak[f"{engine}-plain-sgd"] for who in (engine, f"{engine}-l2")))
     return f"at most {most:.2g} times"
-
-
-def cost_of_l2_on_a_gpu() -> str:
-    jobs = gpu_jobs()
-    mnist, cifar = (
-        100 * (jobs[job]["ms"]["stacked"]["median"] / jobs[job]["ms"]["stacked, FedAvg"]["median"] - 1)
-        for job in ("MNIST p=.05 l2", "CIFAR p=.1 l2")
-    )
-    return f"{mnist:.0f} % on MNIST and {cifar:.0f} % on CIFAR"
-
-
-def memory_on_a_gpu() -> str:
-    shares = [job["peak_mib"]["stacked"] / job["peak_mib"]["stacked, FedAvg"] for job in gpu_jobs().values()]
-    return f"{min(shares):.2f} to {max(shares):.2f} times"
-
-
-def other_medians_on_a_gpu() -> str:
-    return " and ".join(f"{run['stacked_ms'][MNIST]:.4f}" for run in experiment("engine-gpu")["other_runs"]) + " ms"
-
-
-def whole_jobs_on_a_gpu() -> str:
-    jobs, others = gpu_jobs(), experiment("engine-gpu")["other_runs"]
-    whole = " and ".join(f"{jobs[job]['whole_job_s']:.1f} s" for job in (MNIST, CIFAR))
-    steps = {MNIST: 300 * 45, CIFAR: 50 * 200}
-    rounds = " and ".join(f"{jobs[job]['ms']['stacked']['median'] * steps[job] * 10 / 1e3:.1f} s" for job in steps)
-    more = ", ".join(" and ".join(f"{run['whole_job_s'][job]:.1f}" for run in others) + " s" for job in steps)
-    return f"{whole} of training, where the table's rounds give {rounds}; in the two other runs {more}"
 
 
 def price_of_half_the_budget() -> str:
@@ -107,6 +74,7 @@ def lines(make: Callable[[], str]) -> Callable[[], str]:
 # Name → the page that has it, and what it says.
 SENTENCES: dict[str, tuple[str, Callable[[], str]]] = {
     "accuracy": ("docs/accuracy.md", lines(accuracy.markdown)),
+    "trust": ("docs/accuracy.md", lines(accuracy.trust)),
     "audits": ("docs/accuracy.md", lines(accuracy.audits)),
     "sums": ("docs/accuracy.md", lines(accuracy.sums)),
     "central": ("docs/accuracy.md", lines(accuracy.central)),
@@ -116,13 +84,8 @@ SENTENCES: dict[str, tuple[str, Callable[[], str]]] = {
     "uploads": ("docs/wire.md", lines(lambda: uploads.markdown(experiment("uploads")))),
     "uploads-coding": ("docs/wire.md", lambda: uploads.cost_of_coding(experiment("uploads"))),
     "uploads-sparsity": ("docs/wire.md", lambda: uploads.cost_of_sparsity(experiment("uploads"))),
-    "gpu": ("docs/engine-gpu.md", lines(lambda: engine_gpu.table(experiment("engine-gpu")))),
     "cpu-speed": ("README.md", speed_on_a_cpu),
-    "private-memory": ("docs/engine.md", memory_of_a_private_step),
-    "gpu-l2": ("docs/engine-gpu.md", cost_of_l2_on_a_gpu),
-    "gpu-memory": ("docs/engine-gpu.md", memory_on_a_gpu),
-    "gpu-again": ("docs/engine-gpu.md", other_medians_on_a_gpu),
-    "gpu-whole": ("docs/engine-gpu.md", whole_jobs_on_a_gpu),
-    "half-epsilon": ("docs/choosing.md", price_of_half_the_budget),
-    "smaller-delta": ("docs/choosing.md", price_of_a_smaller_delta),
+    "private-memory": ("benchmarks/speed.md", memory_of_a_private_step),
+    "half-epsilon": ("docs/tuning.md", price_of_half_the_budget),
+    "smaller-delta": ("docs/tuning.md", price_of_a_smaller_delta),
 }

@@ -19,6 +19,7 @@ from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 from typing import Any
 
+from fedspa.privacy.budget import shown_digits
 from intervals import half_interval
 from sentences import SENTENCES
 
@@ -33,7 +34,6 @@ CONTENDERS = {
     "native-plain-sgd": "native, plain SGD (FedAvg)",
     "generic": "generic",
     "generic-l2": "generic, `l2`",
-    "stacked-l2": "stacked, `l2`",
     "traced-l2": "traced, `l2`",
     "generic-plain-sgd": "generic, plain SGD (FedAvg)",
     "opacus-hooks": "Opacus, hooks",
@@ -57,7 +57,7 @@ PEERS = {
     "pfl": "pfl-research",
     "flower": "Flower",
 }
-# Of docs/choosing.md: beside the accuracy.
+# Of docs/tuning.md: beside the accuracy.
 COLUMNS: dict[str, tuple[str, Callable[[dict[str, Any]], str]]] = {
     "noise_multiplier": ("noise multiplier", lambda row: f"{row['noise_multiplier']:.3g}"),
     "noise_of_mean": ("multiplier / B", lambda row: f"{row['noise_multiplier'] / row['value']:.3f}"),
@@ -183,6 +183,25 @@ def models_time(file: str) -> str:
     return where + origin(result["provenance"]) + by_case(models(file), cell)
 
 
+def gpu_steps() -> str:
+    """Our steps beside the fastest of the rivals, which were measured in a run of their own."""
+    result, others = kept("gpu-steps"), kept("models-gpu")["rows"]
+    rows = []
+    for name, row in result["rows"].items():
+        times = {who: each["median_ms"] for who, each in others[name]["contenders"].items() if who.startswith("opacus")}
+        best = min(times, key=times.__getitem__)
+        rows.append([
+            f"{row['title']} ({row['dimension']:,})",
+            spread({key: row[f"{key}_ms"] for key in ("median", "lowest", "highest")}),
+            figure(row["busy_us"] / 1e3 / row["agents"]),
+            str(row["kernels"]),
+            f"{figure(times[best])} ({CONTENDERS.get(best, best)})",
+            figure(times[best] / row["median_ms"]),
+        ])  # fmt: skip
+    head = ["", "ms", "GPU busy, ms", "kernels of a step", "best Opacus, ms", "ratio"]
+    return f"{result['settings']['device']}: " + origin(result["provenance"]) + markdown(head, rows)
+
+
 def models(file: str) -> list[dict[str, Any]]:
     return [row | {"title": f"{row['title']} ({row['dimension']:,})"} for row in kept(file)["rows"].values()]
 
@@ -288,6 +307,16 @@ def scale_out() -> str:
     return origin(result["provenance"]) + markdown(["", "workers", "÷ one worker", "s with one", "s with them"], rows)
 
 
+def persons() -> str:
+    result = kept("persons")
+    named = dict.fromkeys(kind for case in result["cases"].values() for kind in case)
+    rows = [
+        [case, *(f"{figure(row[kind]['ms'])} (× {figure(row[kind]['ratio'])})" for kind in named)]
+        for case, row in result["cases"].items()
+    ]
+    return origin(result["provenance"]) + markdown(["CPU ms per step", *named], rows)
+
+
 def secagg() -> str:
     result = kept("secagg")
     cases = result["cases"]
@@ -313,15 +342,82 @@ def secagg() -> str:
     return origin(result["provenance"]) + markdown(head, cells)
 
 
-def tuned(name: str) -> str:
-    """Mean of each arm over the seeds that it was measured with, ± half of its 95 % confidence interval."""
-    result = kept(name)
-    arms = list(dict.fromkeys(arm for found in result["accuracies"].values() for arm in found))
+def recovery() -> str:
+    result = kept("recovery")
+    settings = result["settings"]
     rows = [
-        [data, *(over_seeds(list(found.get(arm, {}).values())) for arm in arms)]
-        for data, found in result["accuracies"].items()
+        ["rounds that gave a sum", f"{result['rounds_completed']} of {settings['rounds']}", "–"],
+        ["members added up", " to ".join(map(str, result["survivors"])), str(settings["members"])],
+        ["bytes of a member", f"{result['bytes_of_a_member']:,.0f}", f"{result['bytes_without_recovery']:,}"],
+        ["÷ without recovery", figure(result["times_bytes"]), "1"],
+        ["a member's CPU time", f"{spread(result['member_ms'])} ms", "–"],
+        ["the server's CPU time", f"{spread(result['server_ms'])} ms", "–"],
+        ["a round over loopback", *(f"{spread(result['round_s'][name])} s" for name in ("recovered", "plain"))],
     ]
-    return origin(result["provenance"]) + markdown(["accuracy, %", *(f"`{arm}`" for arm in arms)], rows)
+    head = [f"k = {settings['count']:,}, {settings['members']} members", f"{settings['silent']} silent", "none silent"]
+    return origin(result["provenance"]) + markdown([*head[:2], f"without recovery, {head[2]}"], rows)
+
+
+def defaults() -> str:
+    """Mean score of each arm over the seeds, and how much of the tuned one the default reaches."""
+    result = kept("defaults")
+    rows = []
+    for name, arms in result["scores"].items():
+        ceiling = f"{statistics.mean(arms['fedavg']['1']):.3f}"
+        cells = []
+        for epsilon in ("1", "3", "8"):
+            default, tuned = (statistics.mean(arms[arm][epsilon]) for arm in ("default", "tuned"))
+            cells.append(f"{default:.3f} / {tuned:.3f}")
+        rows.append([f"{name}, {result['tasks'][name]}", *cells, ceiling])
+    return origin(result["provenance"]) + markdown(
+        ["default / tuned", "ε = 1", "ε = 3", "ε = 8", "FedAvg, without privacy"], rows
+    )
+
+
+def statistics_of_adult() -> str:
+    """Coverage and relative errors of released statistics."""
+    result = kept("statistics-adult")
+    views = {"local": "each site's upload", "secure-aggregation": "sums only"}
+    errors = ("records", "age mean", "hours-per-week mean", "capital-gain mean", "salary count of <=50K")
+    rows = []
+    for view, name in views.items():
+        found = result[view]
+        coverage = [f"{found['coverage'][kind]:.1%}" for kind in ("count", "share", "mean", "standard", "quantile")]
+        rows.append([name, *coverage, *(f"{found['relative_error'][key]:.2%}" for key in errors)])
+    header = ["the server sees", "counts", "shares", "means", "standard deviations", "quantiles"]
+    header += [f"error: {key}" for key in errors]
+    return origin(result["provenance"]) + markdown(header, rows)
+
+
+def evaluation_of_adult() -> str:
+    """How near private AUC comes to the true one."""
+    result = kept("evaluation-adult")
+    rows = [
+        ["all sites", f"{result['error_of_all']:.4f}", f"{result['coverage_of_all']:.1%}", "100%"],
+        [
+            f"one site, {result['records_of_a_site']:.0f} records held out",
+            f"{result['error_of_a_site']:.4f}",
+            f"{result['coverage_of_a_site']:.1%}",
+            f"{result['stated_of_a_site']:.0%}",
+        ],
+    ]
+    header = [f"AUC {result['auc']:.3f}", "mean absolute error", "intervals that hold it", "releases that state one"]
+    return origin(result["provenance"]) + markdown(header, rows)
+
+
+def sst2() -> str:
+    """Sentiment of sentences by public word embeddings."""
+    result = kept("sst2")
+    rows = [
+        [
+            name,
+            "–" if row["epsilon_worst_case"] is None else shown_digits(row["epsilon_worst_case"]),
+            f"{row['dimension']:,}",
+            f"{100 * row['mean']:.1f} ± {100 * row['half_interval']:.1f}",
+        ]
+        for name, row in result["rows"].items()
+    ]
+    return origin(result["provenance"]) + markdown(["SST-2", "worst-case ε", "d", "accuracy, %"], rows)
 
 
 def over_seeds(values: list[float]) -> str:
@@ -376,31 +472,33 @@ def zoo_reasons() -> str:
 
 # Name → the page that has it, and what it holds.
 TABLES: dict[str, tuple[str, Callable[[], str]]] = {
-    "engine-time": ("docs/engine.md", engine_time),
-    "engine-ratios": ("docs/engine.md", engine_ratios),
-    "engine-memory": ("docs/engine.md", engine_memory),
-    "models-time": ("docs/engine.md", lambda: models_time("models")),
-    "models-ratios": ("docs/engine.md", lambda: by_ratio(models("models"), wall)),
-    "models-memory": ("docs/engine.md", lambda: by_case(models("models"), memory)),
-    "models-gpu-time": ("docs/engine-gpu.md", lambda: models_time("models-gpu")),
-    "models-gpu-ratios": ("docs/engine-gpu.md", lambda: by_ratio(models("models-gpu"), wall)),
-    "models-gpu-memory": ("docs/engine-gpu.md", lambda: by_case(models("models-gpu"), memory)),
+    "engine-time": ("benchmarks/speed.md", engine_time),
+    "engine-ratios": ("docs/engines.md", engine_ratios),
+    "engine-memory": ("benchmarks/speed.md", engine_memory),
+    "models-time": ("benchmarks/speed.md", lambda: models_time("models")),
+    "models-ratios": ("docs/engines.md", lambda: by_ratio(models("models"), wall)),
+    "models-memory": ("benchmarks/speed.md", lambda: by_case(models("models"), memory)),
+    "gpu": ("docs/engines.md", gpu_steps),
     "zoo": ("docs/models.md", zoo),
     "zoo-differences": ("docs/models.md", zoo_differences),
     "zoo-reasons": ("docs/models.md", zoo_reasons),
-    "scale": ("docs/engine.md", scale),
-    "peers": ("docs/engine.md", peers),
-    "tuning-images": ("docs/tuning.md", lambda: tuned("tuning")),
-    "tuning-tables": ("docs/tuning.md", lambda: tuned("tuning-tables")),
-    "choosing-origin": ("docs/choosing.md", lambda: origin(kept("choosing")["provenance"])),
-    "choosing-epsilon": ("docs/choosing.md", choosing("privacy.epsilon", "noise_multiplier")),
-    "choosing-clip": ("docs/choosing.md", choosing("privacy.clip_value")),
-    "choosing-p": ("docs/choosing.md", choosing("algorithm.compression", "upload_bytes", "run_bytes")),
-    "choosing-B": ("docs/choosing.md", choosing("algorithm.batch", "noise_multiplier", "noise_of_mean")),
-    "choosing-tau": ("docs/choosing.md", choosing("algorithm.local_steps", "noise_multiplier")),
-    "choosing-T": ("docs/choosing.md", choosing("federation.rounds", "noise_multiplier", "run_bytes")),
-    "scale-out": ("docs/workers.md", scale_out),
+    "scale": ("benchmarks/speed.md", scale),
+    "peers": ("docs/engines.md", peers),
+    "defaults": ("docs/tuning.md", defaults),
+    "statistics-adult": ("docs/statistics.md", statistics_of_adult),
+    "sst2": ("docs/fine-tuning.md", sst2),
+    "evaluation-adult": ("docs/statistics.md", evaluation_of_adult),
+    "choosing-origin": ("docs/tuning.md", lambda: origin(kept("choosing")["provenance"])),
+    "choosing-epsilon": ("docs/tuning.md", choosing("privacy.epsilon", "noise_multiplier")),
+    "choosing-clip": ("docs/tuning.md", choosing("privacy.clip_value")),
+    "choosing-p": ("docs/tuning.md", choosing("algorithm.compression", "upload_bytes", "run_bytes")),
+    "choosing-B": ("docs/tuning.md", choosing("algorithm.batch", "noise_multiplier", "noise_of_mean")),
+    "choosing-tau": ("docs/tuning.md", choosing("algorithm.local_steps", "noise_multiplier")),
+    "choosing-T": ("docs/tuning.md", choosing("federation.rounds", "noise_multiplier", "run_bytes")),
+    "persons": ("docs/engines.md", persons),
+    "scale-out": ("docs/engines.md", scale_out),
     "secagg": ("docs/secagg.md", secagg),
+    "recovery": ("docs/secagg.md", recovery),
     "ledger-calls": ("docs/ledger.md", ledger_calls),
     "ledger-share": ("docs/ledger.md", ledger_share),
     **SENTENCES,

@@ -15,8 +15,8 @@ import time
 import torch
 
 from fedspa.engine import EngineName
-from fedspa.engine.choose import choose
-from fedspa.engine.task import Engine, LocalTask
+from fedspa.engine.choose import EngineRequest, choose
+from fedspa.engine.local import Engine, LocalTask
 from fedspa.examples import blank
 from fedspa.learning import models
 from fedspa.learning.flat import FlatModel
@@ -49,7 +49,7 @@ def main() -> None:
     )
     for name, kind in tried:
         module = models.build(name, SHAPE, 10, seed=0)
-        engine, theta = choose(kind, module, blank(SHAPE), "cpu", 1, False), FlatModel(module).flatten()
+        engine, theta = choose(EngineRequest(kind, module, blank(SHAPE), "cpu", 1, False)), FlatModel(module).flatten()
         draw = torch.Generator().manual_seed(0)
         x, y = torch.rand(RECORDS, *SHAPE, generator=draw), torch.zeros(RECORDS, dtype=torch.int64)
         sure = theta.clone()

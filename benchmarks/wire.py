@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from fedspa.randomness.mask import active_coordinates
-from fedspa.server.aggregate import Aggregator
+from fedspa.server.intake import Aggregator
 from fedspa.wire.payload import CODINGS, DEFAULT_STEP, Coding, Expected, Update, decode, encode
 
 MODELS = {"MNIST CNN": 21_840, "CIFAR CNN": 537_610}

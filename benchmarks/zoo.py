@@ -31,11 +31,11 @@ from torch import Tensor
 
 import fedspa
 import zoo_models
-from fedspa.engine.choose import choose
+from fedspa.engine.choose import EngineRequest, choose
 from fedspa.engine.local import engine_rows
 from fedspa.engine.per_example import float64_reference
 from fedspa.errors import FedspaError, one_line
-from fedspa.examples import Examples, Tree, blanks, each_alone, in_float64
+from fedspa.examples import Examples, Tree, in_float64, single_examples, zero_examples
 from fedspa.learning.flat import FlatModel
 from fedspa.learning.tasks import Task
 from fedspa.learning.tasks.named import resolve
@@ -198,7 +198,8 @@ def differences(module: torch.nn.Module, model: zoo_models.Model) -> dict[str, A
     task = resolve(model.task, data.train_y, data.classes, data.key)
     theta = FlatModel(module, task).flatten()
     theta = theta + 0.02 * torch.randn(theta.shape, generator=torch.Generator().manual_seed(1))
-    engine = choose("auto", module, Examples(blanks(x), blanks(y)), "cpu", 1, exact=False, task=task)
+    like = Examples(zero_examples(x), zero_examples(y))
+    engine = choose(EngineRequest("auto", module, like, "cpu", 1, exact=False, task=task))
     alone = plain(module, task, theta, x, y).double()
     rows = {"engine_float32": engine_rows(engine, theta, x, y, torch.arange(len(theta))).double()}
     try:
@@ -221,7 +222,7 @@ def plain(module: torch.nn.Module, task: Task, theta: Tensor, x: Tree, y: Tree) 
     held, rows = copy.deepcopy(module).to(theta.dtype), []
     trained = [parameter for parameter in held.parameters() if parameter.requires_grad]
     torch.nn.utils.vector_to_parameters(theta, trained)
-    for one, target in zip(each_alone(x), each_alone(y)):
+    for one, target in zip(single_examples(x), single_examples(y)):
         parts = torch.autograd.grad(task.loss(held, one, target), trained, materialize_grads=True)
         rows.append(torch.cat([part.to_dense().flatten() for part in parts]))
     return torch.stack(rows)

@@ -1,4 +1,4 @@
-"""What `make docs` adds to the pages: files that live outside docs/, and mended Markdown.
+"""Hooks of `make docs`: add files from outside docs/, and adapt Markdown and links.
 
 Pages are written for a forge first: they link to sources and examples by relative paths. Here every such target becomes
 a page of the site, so that nothing leads nowhere and the site needs no network.
@@ -23,6 +23,7 @@ OUTSIDE = {
     "security.md": "SECURITY.md",
     "contributing.md": "CONTRIBUTING.md",
     "changelog.md": "CHANGELOG.md",
+    "dependencies.md": "DEPENDENCIES.md",
     "deploy.md": "deploy/README.md",
     **{f"examples/{path.parent.name}.md": f"examples/{path.parent.name}/README.md"
        for path in sorted(ROOT.glob("examples/*/README.md"))},

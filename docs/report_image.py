@@ -15,8 +15,8 @@ from pathlib import Path
 from PIL import Image
 from playwright.sync_api import sync_playwright
 
+import fedspa
 from fedspa.report import write
-from fedspa.running import simulate
 from fedspa.runs.config import load
 
 IMAGE = Path(__file__).parent / "images" / "report.png"
@@ -28,7 +28,7 @@ def main(run: Path | None) -> None:
     with tempfile.TemporaryDirectory() as scratch, sync_playwright() as playwright:
         if run is None:
             run = Path(scratch) / "quickstart"
-            simulate(load(None, [f"run.out={str(run)!r}"]))
+            fedspa.run(load(None, [f"run.out={str(run)!r}"]), progress=False)
         page_file = Path(scratch) / "report.html"
         write([run], page_file)
         arguments = ["--no-sandbox"] if os.geteuid() == 0 else []

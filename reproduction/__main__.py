@@ -1,4 +1,4 @@
-"""`python -m reproduction table|tradeoff`: the paper's tables and its Figure 1."""
+"""`python -m reproduction table|tradeoff|trust`: the paper's tables, its Figure 1, and accuracy by trust."""
 
 from __future__ import annotations
 
@@ -163,10 +163,49 @@ def tradeoff(
     screen.print(f"Files: {out} (tradeoff.json, .csv, .svg, .png, runs/)", highlight=False, soft_wrap=True)
 
 
-def _draw(out: Path, found: Mapping[str, Any]) -> None:
+@app.command()
+def trust(
+    epsilon: Annotated[str, typer.Option(metavar="ε,…", help="Target ε of the runs.")] = "0.1,0.3,1,3,8",
+    seeds: sweeping.Seeds = 1,
+    data: sweeping.DataFolder = None,
+    jobs: sweeping.Jobs = 1,
+    out: Annotated[Path, typer.Option(metavar="DIR", help="Where runs and curves go, and are looked for.")] = Path(
+        "runs/trust"
+    ),
+    overrides: sweeping.Overrides = None,
+) -> None:
+    """Accuracy against ε on MNIST, one line per kind of trust: local, sums of 10 and 100, central; JSON, SVG and PNG.
+
+    Example: python -m reproduction trust --seeds 3 --data DIR
+
+    Stopped by Ctrl-C or by a crash, the same command resumes: runs that ended are kept.
+    """
+    from reproduction import trust as lines
+
+    settings = [
+        *sweeping.data_overrides("mnist", data, None),
+        *sweeping.machine_overrides("cpu", jobs),
+        *(overrides or ()),
+    ]
+    planned = lines.plan(_numbers("--epsilon", epsilon), seeds, out, settings)
+    command = sweeping.command(["trust", "--epsilon", epsilon, "--seeds", str(seeds)], False, overrides)
+    about = {"title": "MNIST: accuracy by trust", "command": command, "seeds": seeds, "data": "mnist"}
+    found = sweeping.perform(
+        [run for point in planned.values() for run in point],
+        jobs,
+        sweeping.again(command, data, "cpu", jobs, out),
+        out,
+        lambda ended: lines.assemble(planned, ended, about),
+        lambda found: {"trust.json": sweeping.as_text(found)},
+    )
+    _draw(out, found, "trust")
+    print(lines.markdown(found))
+
+
+def _draw(out: Path, found: Mapping[str, Any], name: str = "tradeoff") -> None:
     try:
         for kind in ("svg", "png"):
-            draw(found, out / f"tradeoff.{kind}")
+            draw(found, out / f"{name}.{kind}")
     except NoPlots as missing:
         print(f"fedspa: {missing}", file=sys.stderr)
 

@@ -44,7 +44,7 @@ def cell(config: Config, outcomes: Sequence[Outcome], seeds: int) -> dict[str, A
         "accuracy_best": spread([100 * run["accuracy_best"] for run in done]),
         "accuracy_last": spread([100 * run["accuracy_last"] for run in done]),
         **{key: done[0].get(key) for key in _SAME},
-        **{key: largest([run.get(key) for run in done]) for key in (*_LARGEST, "epsilon_floor")},
+        **{key: largest([run.get(key) for run in done]) for key in (*_LARGEST, "epsilon_worst_case")},
         "private": all(run["private"] for run in done),
         "payload_bytes": statistics.mean(run["payload_bytes"] for run in done),
         "uplink_bytes": statistics.mean(run["uplink_bytes"] for run in done),

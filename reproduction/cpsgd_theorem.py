@@ -1,25 +1,33 @@
 """The theorem that was published for cpSGD, with its sensitivities as printed. Its ε can be below the truth.
 
-Agarwal, Suresh, Yu, Kumar, McMahan, "cpSGD", NeurIPS 2018, Theorem 1, at p = 1/2; sampling and composition as in
-`fedspa.algorithms.cpsgd.accounting`.
+Agarwal, Suresh, Yu, Kumar, McMahan, "cpSGD", NeurIPS 2018, Theorem 1, at p = 1/2. Sampling B of m records amplifies it
+(Balle, Barthe, Gaboardi 2018, Theorem 9), and rounds compose as (ε, δ) mechanisms.
 """
 
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
-from fedspa.algorithms.cpsgd.accounting import Sensitivity, amplified, variance
-from fedspa.algorithms.cpsgd.event import BinomialEvent, spread
+from fedspa.algorithms.cpsgd.accounting import BinomialEvent
 from fedspa.privacy.accounting import compose_releases
 
 _LARGEST_STEP_DELTA = 0.1
 _SLACK = 1 + 1e-9
 
 
+class Sensitivity(NamedTuple):
+    """How far the rounded means of two neighbours are apart, in levels, in the L1, L2 and L∞ norms."""
+
+    l1: float
+    l2: float
+    largest: float
+
+
 def published_sensitivity(event: BinomialEvent, delta: float) -> Sensitivity:
     """The same as cpSGD prints it for a vector of L2 norm D: here D = G/B, half of what one record can move."""
-    d, levels = event.coordinates, 2**event.bits
-    r = math.sqrt(d) * (levels - 1) / (event.batch * spread(event))
+    d, levels = event.dimension, 2**event.bits
+    r = math.sqrt(d) * (levels - 1) / event.batch
     tail = math.log(2 / delta)
     deviation = math.sqrt(2 * math.sqrt(d) * r * tail)
     l1 = math.sqrt(d) * r + deviation + 4 / 3 * tail
@@ -28,12 +36,12 @@ def published_sensitivity(event: BinomialEvent, delta: float) -> Sensitivity:
 
 def published_shift_epsilon(event: BinomialEvent, moved: Sensitivity, delta: float) -> float:
     """Theorem 1 of cpSGD; infinite outside its condition."""
-    v, once, tenth = variance(event), math.log(1.25 / delta), math.log(10 / delta)
-    if v < max(23 * math.log(10 * event.coordinates / delta), 2 * moved.largest):
+    v, once, tenth = event.trials * event.honest / 4, math.log(1.25 / delta), math.log(10 / delta)
+    if v < max(23 * math.log(10 * event.dimension / delta), 2 * moved.largest):
         return math.inf
     gaussian = moved.l2 * math.sqrt(2 * once / v)
     skew = (moved.l2 * 1.75 * math.sqrt(2 * tenth) + moved.l1 / 3) / (v * (1 - delta / 10))
-    extreme = moved.largest * 2 / 3 * (once + math.log(20 * event.coordinates / delta) * tenth) / v
+    extreme = moved.largest * 2 / 3 * (once + math.log(20 * event.dimension / delta) * tenth) / v
     return gaussian + skew + extreme
 
 
@@ -45,4 +53,5 @@ def published_epsilon(event: BinomialEvent, participations: int, delta: float) -
 def _sampled(event: BinomialEvent, delta: float) -> float:
     own = min(delta / (2 * event.rate), _LARGEST_STEP_DELTA)
     release = published_shift_epsilon(event, published_sensitivity(event, own), own) * _SLACK
-    return amplified(release, event.rate)
+    far = release > 700  # e^ε is near the largest number, and the 1s are nothing beside it
+    return release + math.log(event.rate) if far else math.log1p(event.rate * math.expm1(release))

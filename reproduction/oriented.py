@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from fedspa.errors import ConfigError
+from fedspa.learning.forward import torch_threads
 from fedspa.learning.models import build
-from fedspa.learning.threads import torch_threads
 
 
 def mnist_cnn(input_shape: tuple[int, ...], classes: int) -> nn.Module:

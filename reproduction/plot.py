@@ -45,16 +45,14 @@ def draw(curves: Mapping[str, Any], path: Path) -> None:
 
 
 def picture(curves: Mapping[str, Any]) -> Figure:
-    """Mean accuracy after the last round, bars of its 95 % confidence interval, one line per compression ratio."""
+    """Mean accuracy after the last round, bars of its 95 % confidence interval, one line per p or kind of trust."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(6.4, 4.0), layout="constrained")
     axes = figure.add_subplot()
     points = [point for point in curves["points"] if "accuracy_last" in point]
-    for number, p in enumerate(dict.fromkeys(point["compression"] for point in points)):
-        mine = sorted(
-            (point for point in points if point["compression"] == p), key=lambda point: point["epsilon_target"]
-        )
+    for number, line in enumerate(dict.fromkeys(map(_line, points))):
+        mine = sorted((point for point in points if _line(point) == line), key=lambda point: point["epsilon_target"])
         means = [point["accuracy_last"]["mean"] for point in mine]
         axes.errorbar(
             # Side by side by 2 %, so that bars of equal ε do not hide each other.
@@ -66,7 +64,7 @@ def picture(curves: Mapping[str, Any]) -> Figure:
             markersize=5,
             linewidth=1.5,
             capsize=3,
-            label=f"p = {p:g}",
+            label=line,
         )
     epsilons = sorted({point["epsilon_target"] for point in points})
     axes.set_xscale("log")
@@ -80,6 +78,10 @@ def picture(curves: Mapping[str, Any]) -> Figure:
     if points:
         axes.legend(frameon=False)
     return figure
+
+
+def _line(point: Mapping[str, Any]) -> str:
+    return str(point["line"]) if "line" in point else f"p = {point['compression']:g}"
 
 
 def epsilon_label(points: Sequence[Mapping[str, Any]]) -> str:

@@ -7,7 +7,7 @@ import math
 from pathlib import Path
 
 from fedspa.agent.ledger.report import export
-from fedspa.algorithms.cpsgd.event import BinomialEvent
+from fedspa.algorithms.cpsgd.accounting import BinomialEvent
 from fedspa.mechanisms import event_of
 from fedspa.mechanisms.gaussian.event import GaussianEvent
 from reproduction import cpsgd_theorem, theorem1

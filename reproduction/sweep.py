@@ -1,7 +1,7 @@
 """Many runs, one folder each: those that ended are kept, those that were cut off go on, the rest begin.
 
 Killed at any instant, a sweep that is called again repeats no run that had ended, and no round that had been saved
-(runs/run_state.py). Several processes can share the work; they end with the one that started them.
+(runs/loop.py). Several processes can share the work; they end with the one that started them.
 """
 
 from __future__ import annotations
@@ -26,8 +26,9 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 import provenance
 from fedspa import durable
 from fedspa.errors import ConfigError, FedspaError, PrivacyError, RunWarning, SeededNoiseWarning
-from fedspa.running import Stopped, simulate
+from fedspa.running import run as simulate
 from fedspa.runs.config import Config, load
+from fedspa.runs.rundir import Stopped
 from fedspa.runs.setup import Job
 from fedspa.server.coordinator import Diverged
 from reproduction.published import published_epsilon
@@ -188,7 +189,8 @@ def _sign(job: Job, folder: Path) -> None:
 
 def _same_settings(run: Planned) -> None:
     """A folder from earlier counts only for the same settings; threads, device and the data's place may be others."""
-    found, wanted = (config.model_dump() for config in (load(run.folder / "config.toml"), run.config))
+    begun = load(run.folder / "config.toml")
+    found, wanted = begun.model_dump(), run.config.model_dump()
     for config in (found, wanted):
         config["run"] = {"seed": config["run"]["seed"]}
         del config["data"]["dir"]
@@ -196,7 +198,7 @@ def _same_settings(run: Planned) -> None:
         f"{section}.{key}"
         for section in wanted
         for key in wanted[section]
-        if found[section][key] != wanted[section][key]
+        if found[section][key] != wanted[section][key] and f"{section}.{key}" not in begun.run.chosen
     ]
     if differing:
         raise ConfigError(

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fedspa.cli import interrupt
+from fedspa.cli.screen import INTERRUPTED, interruptible
 from fedspa.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ def data_overrides(name: str, folder: Path | None, stand_in: str | None) -> list
     where = folder if folder is not None else Path("data")
     try:
         match name:
-            case "mnist" | "cifar10":
+            case "mnist" | "fashion-mnist" | "cifar10":
                 files(name, where)
     except DataError as error:
         if stand_in is not None:
@@ -123,14 +123,14 @@ def _run_all(planned: Sequence[Planned], jobs: int, again: str, on_end: Callable
         screen.print("Stopping after the round that is running; Ctrl-C again stops at once.")
 
     width = max(len(run.name) for run in planned)
-    with interrupt.watched(stopping) as asked:
+    with interruptible(stopping) as asked:
         try:
             for count, (run, outcome) in enumerate(sweep(planned, jobs, asked), 1):
                 on_end(run, outcome)
                 screen.print(f"{count:>3}/{len(planned)}  {run.name:<{width}}  {_words(outcome)}", highlight=False)
         except Interrupted:
             print(f"reproduction: stopped; to resume: {again}", file=sys.stderr)
-            raise typer.Exit(interrupt.EXIT_CODE) from None
+            raise typer.Exit(INTERRUPTED) from None
 
 
 def _words(outcome: Outcome) -> str:

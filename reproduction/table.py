@@ -215,8 +215,8 @@ def _of_sums(table: Mapping[str, Any]) -> list[str]:
     if found:
         lines.append(
             "Secure aggregation was simulated: the server used sums only, and ε is against one that sees no more, and "
-            f"those who collude with it. Sums are over {', '.join(found)}. The floor is against a server with whom all "
-            "other members collude."
+            f"those who collude with it. Sums are over {', '.join(found)}. The worst case is against a server "
+            "with whom all other members collude."
         )
     if any("epsilon" in cell and not _aggregated(cell) for _, cell in of):
         lines.append(
@@ -287,15 +287,15 @@ def _published_epsilon(cell: Mapping[str, Any] | None) -> str:
 
 
 def epsilon(row: Mapping[str, Any], setting: TrialKind) -> str:
-    """In a line. Of sums the floor stands beside it, or that no sum was made."""
+    """In a line. Of sums the worst case stands beside it, or that no sum was made."""
     value, *aside = _epsilons(row, setting)
     if not aside:
         return value
-    return f"{value} ({'priced only' if aside == [_PRICED] else f'floor {aside[0]}'})"
+    return f"{value} ({'priced only' if aside == [_PRICED] else f'worst case {aside[0]}'})"
 
 
 def _epsilons(row: Mapping[str, Any], setting: TrialKind) -> list[str]:
-    """ε, and of sums the floor or a word that there is none."""
+    """ε, and of sums the worst case or a word that there is none."""
     cell = row.get(setting, {})
     if cell.get("epsilon") is None:
         return ["–"]
@@ -303,7 +303,7 @@ def _epsilons(row: Mapping[str, Any], setting: TrialKind) -> list[str]:
         return [shown(cell["epsilon"])]
     if not _aggregated(cell):
         return [shown(cell["epsilon"]), _PRICED]
-    floor = cell["epsilon_floor"]
+    floor = cell["epsilon_worst_case"]
     return [shown(cell["epsilon"]), "∞" if floor is None else shown(floor)]
 
 

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 from fedspa.errors import PrivacyError
 from fedspa.mechanisms.gaussian.event import GaussianEvent
-from fedspa.privacy.event import MOST, told
+from fedspa.privacy.event import MOST
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +128,6 @@ def _relative_variance(noise_multiplier: float, corrected: bool) -> float:
 
 def _check(participations: int, delta: float) -> None:
     if not 1 <= participations <= MOST:
-        raise PrivacyError(f"participations is {told(participations)}; it must lie between 1 and {MOST:g}")
+        raise PrivacyError(f"participations is {participations}; it must lie between 1 and {MOST:g}")
     if not 0 < delta < 1:
         raise PrivacyError(f"delta is {delta}; it must lie between 0 and 1")

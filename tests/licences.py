@@ -1,6 +1,6 @@
-"""The table of docs/dependencies.md: every pinned package with its licence, as its own metadata states it.
+"""The table of DEPENDENCIES.md: every pinned package with its licence, as its own metadata states it.
 
-    python tests/licences.py > docs/dependencies.md
+    python tests/licences.py > DEPENDENCIES.md
 
 Run it after a change of constraints.txt, in an environment that has everything installed.
 """
@@ -89,8 +89,8 @@ def table() -> str:
 
 
 def listed() -> dict[str, tuple[str, str, str]]:
-    """Canonical name → (version, licence, purpose) as docs/dependencies.md has it."""
-    text = (ROOT / "docs" / "dependencies.md").read_text("utf-8")
+    """Canonical name → (version, licence, purpose) as DEPENDENCIES.md has it."""
+    text = (ROOT / "DEPENDENCIES.md").read_text("utf-8")
     rows = re.findall(r"^\| ([^|]+) \| ([^|]+) \| ([^|]+) \| ([^|]*) \|$", text, flags=re.M)
     return {name: (version, words, purpose) for name, version, words, purpose in rows if name != "package"}
 

@@ -34,7 +34,7 @@ import fedspa
 from fedspa.flower import server_app
 from fedspa.flower.nodes import PollingGrid
 from fedspa.flower.settings import read_config
-from fedspa.running import Stopped
+from fedspa.runs.rundir import Stopped
 from flower.local_grid import SIMULATION, LocalGrid
 
 Sections = dict[str, dict[str, Any]]
@@ -57,7 +57,7 @@ def settings() -> Iterator[tuple[str, Sections]]:
     for name, noise in itertools.product(ALGORITHMS, ("seeded", "secure", "exact")):
         if name != "cpsgd" or noise != "exact":  # cpSGD's noise is of whole numbers in any mode
             yield f"{name}-{noise}", merged(ALGORITHMS[name], {"privacy": {"noise": noise}})
-    for engine in ("native", "stacked", "traced", "generic", "reference"):
+    for engine in ("native", "traced", "generic", "reference"):
         yield f"engine-{engine}", merged(seeded, {"run": {"engine": engine}})
     for key, values in {
         "mask": ("per-agent", "shared", "fixed"),
@@ -67,7 +67,7 @@ def settings() -> Iterator[tuple[str, Sections]]:
     }.items():
         for value in values:
             yield f"{key}-{value}", merged(seeded, {"algorithm": {key: value}})
-    yield "lr_decay-sqrt", merged(seeded, {"algorithm": {"server_options": {"lr_decay": "sqrt"}}})
+    yield "lr_decay-sqrt", merged(seeded, {"algorithm": {"schedule": "sqrt"}})
     for clip, rule in itertools.product(("coordinate", "l2"), ("given", "quantile")):
         yield f"{clip}-{rule}", merged(seeded, {"privacy": {"clip": clip, "clip_rule": rule}})
     by_layer = {"mask": "fixed", "compression": [0.5, 1.0]}
@@ -75,9 +75,6 @@ def settings() -> Iterator[tuple[str, Sections]]:
     fixed = {"privacy": {"sampling": "fixed", "neighbours": "replace-one"}}
     yield "fixed-size", merged(seeded, fixed)
     yield "calibrated", merged(seeded, {"privacy": {"noise_multiplier": None, "epsilon": 4.0}})
-    for rotation in (True, False):
-        options = {"options": {"trials": 9000, "rotation": rotation}}
-        yield f"cpsgd-rotation-{rotation}", merged(ALGORITHMS["cpsgd"], seeded, {"algorithm": options})
     for name, noise in itertools.product(SUMS, ("seeded", "secure")):
         yield f"sums-{name}-{noise}", merged(SUMS[name], {"privacy": {"noise": noise}})
     for name, data, model in TASKS:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import doctest
-import inspect
-import pydoc
+import io
+import re
 import subprocess
 import sys
 import warnings
@@ -14,13 +14,15 @@ from typing import Any
 
 import pytest
 import torch
+from rich.console import Console
 from small_runs import ALGORITHMS, SMALL, small
 from torch import nn
 
 import fedspa
+from fedspa import running
 from fedspa.errors import FedspaWarning
-
-FUNCTIONS = [name for name in fedspa.__all__ if inspect.isfunction(getattr(fedspa, name))]
+from fedspa.runs.config import load
+from fedspa.runs.metrics import RoundMetrics
 
 
 def test_dir_shows_the_public_names_and_nothing_else() -> None:
@@ -29,33 +31,8 @@ def test_dir_shows_the_public_names_and_nothing_else() -> None:
     assert dir(fedspa) == sorted(fedspa.__all__)
     for name in fedspa.__all__:
         assert getattr(fedspa, name).__name__.rpartition(".")[2] == name
-    with pytest.raises(AttributeError, match=r"has no attribute 'rnu'; it has Config, Dataset, .*, run, tune"):
+    with pytest.raises(AttributeError, match=r"has no attribute 'rnu'; it has Config, Dataset, .*, statistics, tune"):
         _ = fedspa.rnu
-
-
-def test_type_checkers_are_told_the_same_names() -> None:
-    source = Path(fedspa.__file__).read_text("utf-8").partition("if TYPE_CHECKING:")[2].partition("\n\n#")[0]
-    told = [name.strip() for line in source.splitlines() for name in line.partition(" import ")[2].split(",")]
-    assert sorted(name for name in told if name not in ("", "Any")) == sorted(fedspa.__all__)
-
-
-def test_help_on_the_package_names_everything() -> None:
-    text = pydoc.plain(pydoc.render_doc(fedspa))
-    assert "fedspa.run({" in text
-    for name in fedspa.__all__:
-        assert name in text, name
-
-
-@pytest.mark.parametrize("name", FUNCTIONS)
-def test_help_on_a_function_says_what_goes_in_and_out(name: str) -> None:
-    function = getattr(fedspa, name)
-    text = pydoc.plain(pydoc.render_doc(function))
-    assert f"\n{name}(" in text
-    arguments = [key for key in function.__annotations__ if key != "return"]
-    told = text.partition("Args:")[2].partition("Returns:")
-    assert told[1] == "Returns:"
-    for argument in arguments:
-        assert f"    {argument}: " in told[0], f"say what {argument} of fedspa.{name} is"
 
 
 def _documented() -> Iterator[Any]:
@@ -76,11 +53,6 @@ def test_its_example_runs(example: doctest.DocTest, tmp_path: Path, monkeypatch:
         warnings.simplefilter("ignore", FedspaWarning)  # two rounds learn little
         ended = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS).run(example, out=said.append)
     assert ended.failed == 0, "".join(said)
-
-
-def test_most_functions_have_an_example() -> None:
-    shown = {found.values[0].name.partition(".")[0] for found in _documented()}
-    assert shown >= {*FUNCTIONS, "RunResult"} - {"tune", "from_partitioner"}
 
 
 def test_importing_it_is_quick() -> None:
@@ -125,3 +97,59 @@ def test_seeded_noise_is_said_by_its_own_warning_only(tmp_path: Path) -> None:
     assert [warning.category for warning in seeded] == [fedspa.SeededNoiseWarning]
     assert any(note.startswith("seeded noise") for note in result.summary["warnings"])
     assert SMALL["privacy"]["noise"] == "seeded"
+
+
+# The README's Python runs as it stands.
+
+ROOT = Path(__file__).parents[1]
+
+
+README = (ROOT / "README.md").read_text("utf-8")
+
+
+def test_its_python_runs(tmp_path: Path) -> None:
+    (block,) = re.findall(r"```python\n(.*?)```", README, flags=re.S)
+    result = subprocess.run([sys.executable, "-c", block], cwd=tmp_path, capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+    accuracy, epsilon, folder = result.stdout.split()
+    assert float(accuracy) > 0.7
+    assert float(epsilon) <= 4
+    assert (tmp_path / folder / "summary.json").exists()
+
+
+# The line that shows a run as it goes on: where it is shown, what it says, and that it is silent elsewhere.
+
+
+def line(round_: int, **changes: Any) -> RoundMetrics:
+    values = {"accuracy": 0.5, "loss": 1.0, "agents": 3, "uplink_bytes": 1000, "epsilon": 0.25, "private": True}
+    return RoundMetrics(**{"round": round_, **values, "clip_value": 0.3, "scores": {"accuracy": 0.5}, **changes})
+
+
+def test_nothing_is_printed_where_nobody_looks(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    fedspa.run(small(tmp_path / "run"))
+    assert capfd.readouterr() == ("", "")
+
+
+def test_whoever_asks_gets_a_line_per_round(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    fedspa.run(small(tmp_path / "run"), progress=True)
+    out, err = capfd.readouterr()
+    rounds = err.splitlines()
+    assert out == ""
+    assert [text.partition("  ")[0] for text in rounds] == [f"round {done} of 4" for done in (1, 2, 3, 4)]
+    assert "ε " in rounds[0]
+    assert "(SEEDED NOISE: not private)" in rounds[0]
+    assert rounds[-1].endswith("kB")
+
+
+def _terminal() -> Console:
+    return Console(file=io.StringIO(), force_terminal=True, width=120, force_jupyter=False)
+
+
+def test_a_terminal_shows_a_bar() -> None:
+    screen = _terminal()
+    with running.watching(load(None, ["federation.rounds=3"]), None, screen) as bar:
+        bar.advance(line(0))
+        bar.advance(line(1))
+    text = screen.file.getvalue()  # type: ignore[attr-defined]
+    assert "2/3" in text
+    assert "50.00%  ε 0.250  2 kB" in text

@@ -70,7 +70,7 @@ def test_pins_are_exact_and_named_once() -> None:
 
 
 def test_the_licence_list_is_in_step() -> None:
-    """After a change: python tests/licences.py > docs/dependencies.md."""
+    """After a change: python tests/licences.py > DEPENDENCIES.md."""
     listed, pins = licences.listed(), licences.pins()
     assert {name: row[0] for name, row in listed.items()} == pins
     for name, (version, words, purpose) in listed.items():
@@ -82,3 +82,23 @@ def test_the_licence_list_is_in_step() -> None:
 def test_no_licence_binds_what_is_built_on_it() -> None:
     for name, (_, words, _) in licences.listed().items():
         assert not re.search(r"\b[AL]?GPL|General Public", words), f"{name}: {words}"
+
+
+def test_every_module_is_imported():
+    """A module that nothing imports is dead code: a merge may bring one back."""
+    source = ROOT / "src"
+    modules = {
+        ".".join(path.relative_to(source).with_suffix("").parts): path
+        for path in source.rglob("*.py")
+        if path.name not in ("__init__.py", "__main__.py") and "template" not in path.parts
+    }
+    text = "\n".join(path.read_text("utf-8") for path in source.rglob("*.py"))
+    entries = {"fedspa.flower.client_app", "fedspa.flower.server_app", "fedspa.sklearn"}  # named from outside
+    entries |= {"fedspa.track.mlflow", "fedspa.track.tensorboard"}  # by run.track
+    dead = []
+    for module in modules.keys() - entries:
+        package, _, name = module.rpartition(".")
+        line = rf"from {re.escape(package)} import"
+        if not re.search(rf"\b{re.escape(module)}\b|{line} [^\n]*\b{name}\b|{line} \([^)]*\b{name}\b", text):
+            dead.append(module)
+    assert dead == []

@@ -12,14 +12,13 @@ import pandas
 import pytest
 import torch
 from small_records import Tagger, bits, own_loss, parity, tokens
-from small_runs import ALGORITHMS, small
+from small_runs import small
 from torch import nn
 
 import fedspa
 from fedspa.data.datasets import load
 from fedspa.errors import ConfigError, DataError
 from fedspa.examples import layout, of_layout
-from fedspa.runs.guarantee import shown_bytes, statement
 
 WARDS = {"kind": "category", "categories": ["a", "b"], "other": True}
 AGE, SMOKER = {"kind": "number", "range": [0, 110]}, {"kind": "flag", "missing": "indicator"}
@@ -45,23 +44,6 @@ def same_parameters(one: nn.Module, other: nn.Module) -> bool:
     return ours.keys() == theirs.keys() and all(torch.equal(ours[name], theirs[name]) for name in ours)
 
 
-def test_a_repr_tells_what_was_reached_and_what_is_promised(digits: fedspa.RunResult) -> None:
-    first, second = repr(digits).splitlines()
-    summary = digits.summary
-    assert first.startswith(f"<RunResult: accuracy {summary['score_last']:.2%} (")
-    assert first.endswith(
-        f"after 4 rounds, {shown_bytes(summary['uplink_bytes'])} per agent uploaded, in {digits.folder}"
-    )
-    assert second == f" guarantee: {statement(summary)}>"
-    assert "NOT PRIVATE: THE NOISE WAS SEEDED" in second
-    assert re.search(r"ε = \d+\.\d+, δ = 0\.\d+\) for each record", second)
-
-
-def test_a_repr_without_a_guarantee_says_so(tmp_path: Path) -> None:
-    result = fedspa.run(small(tmp_path / "run", **ALGORITHMS["fedavg"]))
-    assert repr(result).endswith("guarantee: none: this algorithm has no differential privacy>")
-
-
 def test_a_folder_gives_the_result_back(digits: fedspa.RunResult) -> None:
     again = fedspa.RunResult.load(str(digits.folder))
     assert again.summary == digits.summary
@@ -79,12 +61,6 @@ def test_named_models_are_built_without_records(tmp_path: Path, monkeypatch: pyt
     module = fedspa.load_model(tmp_path / "run")
     assert same_parameters(module, result.module)
     assert module[-1].out_features == (1 if task == "binary" else 2)
-
-
-def test_a_function_of_the_users_own_is_called_again(tmp_path: Path) -> None:
-    names = {"data": {"name": "small_records:tokens"}, "model": {"name": "small_records:Tagger"}}
-    result = fedspa.run(small(tmp_path / "run", task={"name": "next-token"}, **names))
-    assert same_parameters(fedspa.load_model(tmp_path / "run"), result.module)
 
 
 def test_a_module_that_was_given_must_be_given_again(tmp_path: Path) -> None:
@@ -108,14 +84,6 @@ def test_a_module_that_was_given_must_be_given_again(tmp_path: Path) -> None:
         fedspa.load_model(tmp_path / "run", module="Sequential")  # type: ignore[arg-type]
 
 
-def test_frozen_parts_come_back_too(tmp_path: Path) -> None:
-    module = nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.Tanh(), nn.Linear(8, 10))
-    module[1].requires_grad_(False)
-    fedspa.run(small(tmp_path / "run"), module=module)
-    other = nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.Tanh(), nn.Linear(8, 10))
-    assert same_parameters(fedspa.load_model(tmp_path / "run", module=other), module)
-
-
 @pytest.mark.parametrize(
     ("lost", "words"),
     [
@@ -131,21 +99,6 @@ def test_what_is_missing_is_named(digits: fedspa.RunResult, tmp_path: Path, lost
         fedspa.load_model(copy)
 
 
-def test_what_is_damaged_is_named(digits: fedspa.RunResult, tmp_path: Path) -> None:
-    copy = Path(shutil.copytree(digits.folder, tmp_path / "copy"))
-    (copy / "model.safetensors").write_bytes(b"\0" * 100)
-    with pytest.raises(ConfigError, match=r"model\.safetensors is damaged"):
-        fedspa.load_model(copy)
-    (copy / "summary.json").write_text("[1]")
-    with pytest.raises(ConfigError, match=r"summary\.json in .* is damaged"):
-        fedspa.load_model(copy)
-    (copy / "summary.json").write_text("{}")
-    with pytest.raises(ConfigError, match="does not say the shape of a record"):
-        fedspa.load_model(copy)
-    with pytest.raises(ConfigError, match="run is 3; give a path"):
-        fedspa.load_model(3)  # type: ignore[arg-type]
-
-
 def test_classes_are_predicted_as_they_are_scored(digits: fedspa.RunResult) -> None:
     data = load("digits", None)
     assert isinstance(data.test_x, torch.Tensor)
@@ -158,16 +111,6 @@ def test_classes_are_predicted_as_they_are_scored(digits: fedspa.RunResult) -> N
     assert (digits.predict(data.test_x[:1]) == found[:1]).all()
 
 
-def test_answers_do_not_depend_on_the_modules_mode(tmp_path: Path) -> None:
-    module = nn.Sequential(nn.Flatten(), nn.Dropout(0.5), nn.Linear(64, 10))
-    result = fedspa.run(small(tmp_path / "run"), module=module)
-    x = load("digits", None).test_x
-    result.module.train()
-    found = result.predict(x)
-    assert result.module[1].training
-    assert (result.predict(x) == found).all()
-
-
 @pytest.mark.parametrize(
     "x", [torch.rand(5, 8, 8), torch.rand(1, 8, 8), torch.rand(5, 64), {"x": torch.rand(5, 1, 8, 8)}]
 )
@@ -176,13 +119,6 @@ def test_records_of_another_form_are_refused(digits: fedspa.RunResult, x: Any) -
         DataError, match=r"^x is .* per record, a row each; the model was trained on \(1, 8, 8\) float32$"
     ):
         digits.predict(x)
-
-
-def test_what_is_no_record_is_refused(digits: fedspa.RunResult) -> None:
-    with pytest.raises(DataError, match="x has no records"):
-        digits.predict(torch.zeros(0, 1, 8, 8))
-    with pytest.raises(DataError, match="x holds text"):
-        digits.predict(["a", "b"])
 
 
 def test_other_tasks_answer_in_the_form_of_their_targets(tmp_path: Path) -> None:

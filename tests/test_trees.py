@@ -9,9 +9,7 @@ from torch import Tensor
 from fedspa.errors import DataError
 from fedspa.examples import (
     Tree,
-    blanks,
     count,
-    each_alone,
     in_float64,
     joined,
     layout,
@@ -19,8 +17,10 @@ from fedspa.examples import (
     mapped,
     named_leaves,
     require_aligned,
+    single_examples,
     split,
     taken,
+    zero_examples,
 )
 
 IDS, MASK, IMAGE = torch.arange(12).view(4, 3), torch.ones(4, 3, dtype=torch.bool), torch.rand(4, 1, 2, 2)
@@ -37,7 +37,7 @@ def test_parts_put_together_are_the_whole(tree: Tree) -> None:
 
 @pytest.mark.parametrize("tree", TREES)
 def test_each_alone_is_a_copy_of_its_own(tree: Tree) -> None:
-    ones = list(each_alone(tree))
+    ones = list(single_examples(tree))
     assert len(ones) == count(tree) == 4
     for place, one in enumerate(ones):
         for copy, whole in zip(leaves(one), leaves(tree)):
@@ -49,7 +49,7 @@ def test_how_all_lie_does_not_show_in_one() -> None:
     """Images that came with their channels last, and the same in order."""
     turned = torch.rand(4, 5, 5, 3).permute(0, 3, 1, 2)
     for whole in (turned, turned[1:3], turned.contiguous(), taken(turned, torch.tensor([2, 0]))):
-        assert {one.stride() for one in each_alone(whole) if isinstance(one, torch.Tensor)} == {(75, 25, 5, 1)}
+        assert {one.stride() for one in single_examples(whole) if isinstance(one, torch.Tensor)} == {(75, 25, 5, 1)}
 
 
 def test_the_way_to_each_leaf_is_its_name() -> None:
@@ -65,10 +65,10 @@ def test_only_floats_change_their_precision() -> None:
 
 def test_taking_and_blanks_keep_the_layout() -> None:
     tree: Tree = (IMAGE, {"text": (IDS, MASK)})
-    assert layout(taken(tree, torch.tensor([2, 0]))) == layout(tree) == layout(blanks(tree, 7))
+    assert layout(taken(tree, torch.tensor([2, 0]))) == layout(tree) == layout(zero_examples(tree, 7))
     assert torch.equal(next(leaves(taken(tree, torch.tensor([2, 0])))), IMAGE[[2, 0]])
-    assert count(blanks(tree, 7)) == 7
-    assert not any(leaf.any() for leaf in leaves(blanks(tree)))
+    assert count(zero_examples(tree, 7)) == 7
+    assert not any(leaf.any() for leaf in leaves(zero_examples(tree)))
 
 
 def test_mapped_sees_every_leaf_once() -> None:

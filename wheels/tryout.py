@@ -116,7 +116,7 @@ def own_table() -> None:
     lines = [f"{clinic},{age},{smoker},{int(age + 30 * (smoker == 'yes') > 70)}" for clinic, age, smoker in rows]
     Path("visits.csv").write_text("\n".join(["clinic,age,smoker,ill", *lines]) + "\n")
     Path("visits.toml").write_text(TABLE)
-    assert "sound" in fedspa("data", "check", "visits.csv", "--schema", "visits.toml")
+    assert "valid" in fedspa("data", "check", "visits.csv", "--schema", "visits.toml")
     assert "Guarantee" in fedspa("run", "visits.toml", "--out", "visits")
 
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from fedspa.engine.choose import choose
-from fedspa.engine.task import Engine, LocalTask
+from fedspa.engine.choose import EngineRequest, choose
+from fedspa.engine.local import Engine, LocalTask
 from fedspa.examples import Examples, moved, taken
 from fedspa.learning.backbone import Split, split
 from fedspa.learning.features import Features
@@ -48,10 +48,12 @@ class Ours:
         found = split(module, like, model.task)
         self._split, self._threads = found if isinstance(found, Split) else None, threads
         trained, like = (
-            (module, like) if self._split is None else (self._split.head, Examples(self._split.like, like.y))
+            (module, like) if self._split is None else (self._split.head, Examples(self._split.example_spec, like.y))
         )
         # Products in TF32, where there are any: the rivals have them too.
-        self.engine: Engine = choose(asked, trained, like, case.device, threads, exact=False, tf32=case.device != "cpu")
+        self.engine: Engine = choose(
+            EngineRequest(asked, trained, like, case.device, threads, exact=False, tf32=case.device != "cpu")
+        )
 
     def __call__(self, steps: int) -> int:
         if self._split is not None:

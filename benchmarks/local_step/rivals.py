@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from fedspa.examples import tensors
 from local_step.cases import CLIP, LEARNING_RATE, NOISE, Case, clipping
 from local_step.grouped import grouped_sgd, stacked
 from local_step.mechanism import Mechanism, opacus_rows, trained
@@ -31,7 +32,7 @@ def rival(name: str, case: Case, seed: int) -> Step:
 
     def batch() -> tuple[Tensor, Tensor]:
         index = torch.randint(0, case.records, (case.batch,), generator=generator, device=case.device)
-        x, y = task.tensors
+        x, y = tensors(task.x, task.y)
         return x[index], y[index]
 
     if name == "sgd-grouped":

@@ -83,7 +83,7 @@ def set_up(
     np.savez(home / "records.npz", x=x, y=y)
     (home / "policy.toml").write_text(limits.format(epsilon=CAPS[site]))
     # A public number that the site will not reach: engines may then compute a Poisson batch's records together.
-    keys = "room = 1000\n" + "".join(f"{key} = {json.dumps(str(value))}\n" for key, value in more.items())
+    keys = "max_records = 1000\n" + "".join(f"{key} = {json.dumps(str(value))}\n" for key, value in more.items())
     text = (home / "site.toml").read_text()
     (home / "site.toml").write_text(text.replace("\n[superlink]", f"{keys}\n[superlink]"))
     deployment.fedspa("site", "pin", home, HERE)

@@ -21,7 +21,7 @@ from run import HERE, POLICY, clock, fresh, lines, set_up, wait_for_rounds
 from fedspa.runs.guarantee import shown
 
 # The noise of two sites must count, and what is left if all others are with the server is capped, too.
-TRUST = POLICY + "min_honest = 2\nmax_floor = 15.0\n"
+TRUST = POLICY + "min_honest = 2\nmax_worst_case = 15.0\n"
 # One step on all records of a site, and one mask for all: sums are over the same coordinates.
 SUMS: dict[str, Any] = {
     "federation.rounds": 8,
@@ -87,7 +87,8 @@ def reached(out: Path) -> str:
     sums = [json.loads(line)["agents"] for line in (out / "metrics.jsonl").read_text().splitlines()]
     return (
         f"accuracy {summary['accuracy_last']:.3f}, ε ≤ {shown(summary['epsilon'])} against the server and "
-        f"{shown(summary['epsilon_floor'])} against all others together, sums over {', '.join(map(str, sums))} sites, "
+        f"{shown(summary['epsilon_worst_case'])} against all others together, "
+        f"sums over {', '.join(map(str, sums))} sites, "
         f"dropped: {summary['dropped'] or 'nothing'}"
     )
 

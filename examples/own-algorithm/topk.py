@@ -15,9 +15,7 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor
 
-from fedspa.algorithms import Agent, Algorithm, Terms, chosen
-from fedspa.engine.task import Engine
-from fedspa.wire.payload import Update
+from fedspa.algorithms import Agent, Algorithm, Engine, Terms, Update, chosen
 
 FED_SPA = chosen("fedspa", "local")
 

@@ -13,13 +13,13 @@ from sample_plans import CIFAR, MNIST
 
 from fedspa.algorithms.cpsgd.plan import Adversary, BinomialPlan, trials_for_compression
 from fedspa.data import datasets
-from fedspa.data.participation import schedule
+from fedspa.data.partition import schedule
 from fedspa.engine.per_example import PerExampleEngine
 from fedspa.learning import models
 from fedspa.mechanisms.clipping import clip_rows
 from fedspa.mechanisms.gaussian.event import GaussianEvent
 from fedspa.privacy.accounting import epsilon
-from fedspa.randomness.sparsify import scale
+from fedspa.randomness.mask import scale
 from fedspa.server.optimizers import ServerOptimizer
 from reproduction import cpsgd_theorem, rows, stand_in
 from reproduction.theorem1 import (
@@ -185,9 +185,7 @@ def test_one_mask_for_all_local_steps_is_not_unbiased() -> None:
 
 def test_the_second_moment_is_not_increasing() -> None:
     """The proof takes v_t to increase with t: it is a moving average, and shrinks after a large update."""
-    optimizer = ServerOptimizer(
-        step="adam", server_lr=0.01, beta1=0.0, beta2=0.99, kappa=1e-3, ema=0.0, lr_decay="none"
-    )
+    optimizer = ServerOptimizer(step="adam", server_lr=0.01, beta1=0.0, beta2=0.99, kappa=1e-3, ema=0.0)
     state = optimizer.start(torch.zeros(3))
     state = optimizer.apply(state, torch.ones(3))
     before = {name: moment.clone() for name, moment in state.moments.items()}
@@ -268,11 +266,9 @@ def _binomial(name: str, setting: dict[str, int], bits: int, trials: int, advers
     """ε of cpSGD's whole run by its theorem at δ = 1e-3: one step per round, every agent in all of them."""
     plan = BinomialPlan(
         dimension=DIMENSION[name],
-        clip="coordinate",
         clip_value=0.01,
         bits=bits,
         trials=trials,
-        rotation=False,
         adversary=adversary,
         agents=100,
         batch=setting["batch"],

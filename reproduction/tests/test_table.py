@@ -8,14 +8,13 @@ from typing import Any
 
 import pytest
 import small_table
-from click import UsageError
 from typer.testing import CliRunner
 
-from fedspa.errors import ConfigError, DataError
+from fedspa.data import plugin
+from fedspa.errors import ConfigError
 from fedspa.runs.config import load
-from intervals import shown_spread
-from reproduction import cells, rows, table
-from reproduction.__main__ import app, sweeping
+from reproduction import cells, rows
+from reproduction.__main__ import app
 from reproduction.sweep import Outcome
 from reproduction.theorem1 import published_noise
 
@@ -55,67 +54,6 @@ def test_every_row_and_setting_is_there(small: tuple[Path, Path, dict[str, Any]]
     assert found["hardware"]
 
 
-def test_costs(small: tuple[Path, Path, dict[str, Any]]) -> None:
-    """2 rounds of 3 in 6 agents: an agent uploads once on average. d = 650 values of 4 bytes."""
-    sparse, dense, plain = small[2]["rows"]
-    assert dense["cost"] == pytest.approx(650 * 4 / 1e6)
-    assert sparse["cost"] == pytest.approx(0.2 * dense["cost"])
-    for row, setting in ((sparse, "verified"), (dense, "verified"), (plain, "published")):
-        assert row[setting]["uplink_bytes"] == pytest.approx(row[setting]["payload_bytes"])
-    assert plain["published"]["payload_bytes"] == 2648
-    lines = {line[0]: line for line in table.cost_lines(small[2])}
-    assert lines["FedAvg"][2:] == ["0.3931", "0.0026", "0.002648", "2,648", "1.0", "–"]
-    assert float(lines["Fed-SPA"][-2]) > 10
-
-
-def test_markdown_has_all_three_figures_side_by_side(small: tuple[Path, Path, dict[str, Any]]) -> None:
-    _, out, found = small
-    text = (out / "table.md").read_text("utf-8")
-    assert table.markdown(found) in text
-    (line,) = [line for line in text.splitlines() if line.startswith("| Fed-SPA | 0.2 | 92.65 ")]
-    for setting in ("published", "verified"):
-        assert shown_spread(found["rows"][0][setting]["accuracy_best"]) in line
-    (line,) = [line for line in text.splitlines() if line.startswith("| DP-Fed | 1 | diverged | – | – | ")]
-    widths = [len(line.split("|")) - 2 for line in text.splitlines() if line.startswith("|")]
-    columns = (table.ACCURACY_COLUMNS, table.EPSILON_COLUMNS, table.COST_COLUMNS)
-    assert widths == [len(names) for names in columns for _ in range(5)]
-
-
-def test_on_the_screen(small: tuple[Path, Path, dict[str, Any]]) -> None:
-    path, out, _ = small
-    text = call(str(path), "--seeds", "2", "--out", str(out))
-    assert max(len(line) for line in text.splitlines() if "Files:" not in line) <= 80
-    assert "not private" in text
-    assert "Quick" not in text
-    assert text.count("Fed-SPA") == 3  # two settings, and the uploads
-
-
-def test_one_row_more_seeds(small: tuple[Path, Path, dict[str, Any]]) -> None:
-    """What is there is used: the same two seeds, and a third beside them."""
-    path, out, found = small
-    more = json.loads(call(str(path), "--seeds", "3", "--rows", "fedavg", "--out", str(out), "--json"))
-    (row,) = more["rows"]
-    values = row["published"]["accuracy_last"]["values"]
-    assert values[:2] == found["rows"][2]["published"]["accuracy_last"]["values"]
-    assert len(values) == 3
-
-
-def test_what_is_compared_runs_with_more_seeds(tmp_path: Path) -> None:
-    """Table 2's sound rows have three at least; --seeds asks for more, and quick rows stay quick."""
-    path = rows.find_table("cifar10")
-    spec = rows.read(path)
-    chosen = rows.select(spec, "fedspa-0.1,fedavg")
-
-    def counts(seeds: int, quick: bool) -> dict[str, int]:
-        planned = table.plan(path, spec, chosen, seeds, tmp_path, quick, [])
-        return {key: len(runs) for key, runs in planned.items()}
-
-    names = [f"fedspa-0.1-{setting}" for setting in ("published", "verified", "tuned")] + ["fedavg-1-published"]
-    assert counts(1, False) == dict(zip(names, (1, 3, 3, 1)))
-    assert counts(5, False) == dict.fromkeys(names, 5)
-    assert counts(1, True) == dict.fromkeys(names, 1)
-
-
 def outcome(**summary: Any) -> Outcome:
     told = {"accuracy_best": 0.9, "accuracy_last": 0.8, "payload_bytes": 1, "uplink_bytes": 1, "seconds": 1}
     told |= {"private": True, "epsilon": 1.0, "epsilon_replace_one": 2.0, "participations_max": 5}
@@ -138,25 +76,6 @@ def test_a_cell_with_a_seed_that_has_no_epsilon_has_none() -> None:
     assert found["epsilon_replace_one"] is None
 
 
-def test_other_settings_are_tried_with_seeds_that_no_result_has() -> None:
-    """A table with --set is a trial: were it on the seeds that are printed, these would have chosen the settings."""
-    log = (Path(__file__).parents[2] / "reproduction" / "log.md").read_text("utf-8")
-    assert "800 to 999" in log
-    assert sweeping.first_seed(None) == rows.FIRST_SEED
-    assert sweeping.first_seed(["run.tf32=true", "data.dir=elsewhere"]) == rows.FIRST_SEED
-    for word in ("algorithm.server_lr=3", "privacy.epsilon=2", "data.features=aligned", " federation.rounds = 2"):
-        assert sweeping.first_seed(["run.threads=1", word]) == rows.TRIED_SEED
-    with pytest.raises(ConfigError, match="leave it out"):
-        sweeping.first_seed(["run.seed=7"])
-
-
-def test_a_tried_table_runs_with_those_seeds(small: tuple[Path, Path, dict[str, Any]], tmp_path: Path) -> None:
-    words = ["--rows", "fedavg", "--set", "algorithm.server_lr=0.5", "--out", str(tmp_path), "--json"]
-    (row,) = json.loads(call(str(small[0]), *words))["rows"]
-    assert row["published"]["first_seed"] == rows.TRIED_SEED
-    assert small[2]["rows"][2]["published"]["first_seed"] == rows.FIRST_SEED
-
-
 def test_quick_is_quick_and_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     path = small_table.write(tmp_path)
@@ -166,88 +85,206 @@ def test_quick_is_quick_and_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert (found["quick"], found["rows"][0]["published"]["rounds"]) == (True, 1)
 
 
+# Rows under secure aggregation: run with the protocol, and both their ε shown; rows that were only priced say so.
+
+CONFIG = """
+[federation]
+agents = 3
+rounds = 2
+per_round = 3
+[algorithm]
+name = "cpsgd"
+local_steps = 1
+batch = 10
+local_lr = 1.0
+[algorithm.options]
+bits = 4
+[privacy]
+noise = "seeded"
+sampling = "fixed"
+clip = "coordinate"
+clip_value = 0.05
+[run]
+engine = "generic"
+threads = 1
+"""
+
+
+SHARES = [
+    "algorithm.name=fedspa",
+    "algorithm.options=none",
+    "algorithm.compression=0.2",
+    "algorithm.mask=shared",
+    "algorithm.batch=480",
+]
+
+
+SHARES += ["privacy.sampling=poisson", "privacy.clip=l2", "privacy.epsilon=4.0"]
+
+
+TRIALS, SECURE = "algorithm.options.trials=1000", "privacy.adversary=secure-aggregation"
+
+
+TABLE = f"""
+title = "Sums"
+data = "digits"
+quick = []
+stand_in = "reproduction.stand_in:mnist"
+curve = "base.toml"
+[[row]]
+algorithm = "cpsgd"
+compression = 1.0
+adversary = "secure-aggregation"
+verified = {{ config = "base.toml", set = ["{TRIALS}", "{SECURE}"] }}
+[[row]]
+algorithm = "cpsgd"
+compression = 1.0
+verified = {{ config = "base.toml", set = ["{TRIALS}"] }}
+[[row]]
+algorithm = "fedspa"
+compression = 0.2
+adversary = "secure-aggregation"
+tuned = {{ config = "base.toml", set = {json.dumps([*SHARES, SECURE, "privacy.colluders=1"])} }}
+"""
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any], str]:
+    folder = tmp_path_factory.mktemp("sums")
+    (folder / "base.toml").write_text(CONFIG)
+    (folder / "sums.toml").write_text(TABLE)
+    words = ["table", str(folder / "sums.toml"), "--seeds", "2", "--device", "cpu", "--out", str(folder / "out")]
+    first = CliRunner().invoke(app, [*words, "--json"], catch_exceptions=False)
+    assert first.exit_code == 0, first.output
+    return folder, json.loads(first.stdout), CliRunner().invoke(app, words, catch_exceptions=False).stdout
+
+
+def test_the_protocol_is_run(run: tuple[Path, dict[str, Any], str]) -> None:
+    folder, found, _ = run
+    binomial, local, shares = found["rows"]
+    assert (binomial["verified"]["members"], binomial["verified"]["colluders"]) == (3, 0)
+    assert (shares["tuned"]["members"], shares["tuned"]["colluders"]) == (3, 1)
+    assert local["verified"]["members"] is None
+    for cell in (binomial["verified"], local["verified"], shares["tuned"]):
+        assert cell["status"] == "done"
+        assert cell["sound"]
+    assert binomial["verified"]["epsilon"] < local["verified"]["epsilon"]  # three agents' noise, and one's
+    assert binomial["verified"]["epsilon_worst_case"] == local["verified"]["epsilon"]
+    assert shares["tuned"]["epsilon"] <= 4.0
+    for cell in (binomial["verified"], shares["tuned"]):
+        assert cell["epsilon_worst_case"] > cell["epsilon"]
+        assert cell["first_seed"] == 2000
+    seeds = {path.name.rpartition("-")[2] for path in (folder / "out" / "runs").glob("*secure-aggregation*")}
+    assert seeds == {"2000", "2001"}
+
+
+def row(**cell: Any) -> dict[str, Any]:
+    return {"algorithm": "cpsgd", "compression": 0.4, "adversary": "secure-aggregation", "published": cell}
+
+
+# Tables as data: the two of the paper are complete, and files that are no tables are refused in one line.
+
+# Tables 1 and 2 of the paper, read off its page: (algorithm, p) → accuracy, cost, ε.
+PRINTED = {
+    "mnist": {
+        ("fedspa", 0.05): (92.65, 0.0197, 1.0),
+        ("fedspa", 0.1): (92.16, 0.0393, 1.0),
+        ("fedspa", 0.4): (94.84, 0.1572, 1.0),
+        ("fedspa", 1.0): (94.70, 0.3931, 1.0),
+        ("cpsgd", 0.4): (87.32, 1.5720, 3.63),
+        ("cpsgd", 1.0): (88.48, 3.9310, 2.26),
+        ("dp-fed", 1.0): (91.41, 0.3931, 1.0),
+        ("fedavg", 1.0): (96.87, 0.3931, None),
+    },
+    "cifar10": {
+        ("fedspa", 0.05): (63.0, None, 1.0),
+        ("fedspa", 0.1): (63.28, 2.15, 1.0),
+        ("fedspa", 0.4): (64.36, 8.60, 1.0),
+        ("fedspa", 1.0): (62.06, 21.50, 1.0),
+        ("cpsgd", 0.4): (35.74, 86.02, 258.0),
+        ("cpsgd", 1.0): (37.17, 215.04, 39.77),
+        ("dp-fed", 1.0): (61.13, 21.50, 1.0),
+        ("fedavg", 1.0): (67.16, 21.50, None),
+    },
+}
+
+
 @pytest.mark.parametrize("name", ["mnist", "cifar10"])
-def test_without_files_it_says_where_to_put_them(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("FEDSPA_DATA", raising=False)
-    monkeypatch.chdir(tmp_path)
-    words = ["table", name]
-    with pytest.raises(DataError, match=r"missing .* in 'data.*'.*get them from https://.*--data or FEDSPA_DATA"):
-        CliRunner().invoke(app, words, catch_exceptions=False)
-    with pytest.raises(DataError, match=r"missing .* in 'elsewhere"):
-        CliRunner().invoke(app, [*words, "--data", "elsewhere"], catch_exceptions=False)
-    assert list(tmp_path.iterdir()) == []
+def test_rows_carry_what_is_printed(name: str) -> None:
+    for row in rows.read(rows.find_table(name)).row:
+        printed = (row.printed.accuracy, row.printed.cost, row.printed.epsilon)
+        if row.printed.diverged:
+            assert row.algorithm == "cpsgd"
+            assert row.compression in (0.05, 0.1)
+            assert printed == (None, None, None)
+        elif (row.algorithm == "cpsgd") != (row.adversary == "secure-aggregation"):  # ours: the paper has no such row
+            assert printed == (None, None, None)
+        else:
+            assert printed == PRINTED[name][row.algorithm, row.compression], row.key
 
 
-@pytest.mark.long  # .ci/run makes both quick tables
-def test_quick_needs_no_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("FEDSPA_DATA", raising=False)
-    monkeypatch.chdir(tmp_path)
-    result = CliRunner().invoke(app, ["table", "mnist", "--quick", "--json"], catch_exceptions=False)
-    assert "no files of mnist in data: stand-in records serve" in result.stderr
-    found = json.loads(result.stdout)
-    assert found["data"] == "reproduction.stand_in:mnist"
-    for row in found["rows"]:
+@pytest.mark.parametrize("name", ["mnist", "cifar10"])
+def test_settings_are_what_they_are_called(name: str) -> None:
+    """Published: the paper's noise and clip, not sound. Verified: (1.0, 1e-3) by a sound accountant."""
+    path = rows.find_table(name)
+    spec = rows.read(path)
+    federation = (100, 45 if name == "mnist" else 200, 10)
+    for row in spec.row:
+        if row.algorithm == "cpsgd" or row.adversary != "local":
+            continue
         for setting in rows.TRIAL_KINDS:
-            if (cell := row.get(setting)) is not None:
-                assert cell["status"] == "done", (row["algorithm"], cell["reason"])
-    payloads = {
-        row["compression"]: row["verified"]["payload_bytes"]
-        for row in found["rows"]
-        if "fedspa" in row.values() and row["adversary"] == "local"
-    }
-    assert payloads[0.05] < payloads[0.1] < payloads[0.4] < payloads[1.0]
+            if (trial := row.trials.get(setting)) is None:
+                assert row.algorithm == "fedavg" or setting == "tuned"
+                continue
+            config = rows.trial_config(path, trial, [])
+            assert config.algorithm.name == row.algorithm
+            assert config.algorithm.compression == row.compression
+            if setting != "tuned":
+                assert (config.federation.agents, config.federation.rounds, config.federation.per_round) == federation
+                assert config.model.name.endswith(f"{name}-cnn") or config.model.name.endswith(f"{name}_cnn")
+            if row.algorithm == "fedavg":
+                continue
+            published = setting == "published"
+            assert (config.privacy.epsilon, config.privacy.delta) == (None if published else 1.0, 1e-3)
+            if published:
+                batch, records, steps, times = (10, 600, 300, 5) if name == "mnist" else (50, 500, 50, 20)
+                sizes = {"batch": batch, "records": records, "steps": steps, "participations": times}
+                noise = published_noise(1.0, 1e-3, **sizes)
+                assert config.privacy.noise_multiplier == pytest.approx(noise, rel=1e-4)
+                assert config.privacy.clip_value == (0.0113 if name == "mnist" else 0.0006)  # median_clip.py
+                assert (config.algorithm.local_steps, config.algorithm.batch, config.algorithm.local_lr) == (
+                    (300, 10, 0.01) if name == "mnist" else (50, 50, 0.1)
+                )
+    assert plugin.resolve(spec.stand_in, key="stand_in", error=ConfigError)
 
 
-@pytest.mark.parametrize("words", [["--seeds", "0"], ["--jobs", "0"], ["--set", "algorithm.compression=2"]])
-def test_bad_options_are_refused_by_name(tmp_path: Path, words: list[str]) -> None:
-    with pytest.raises((ConfigError, UsageError), match=words[-1].partition("=")[0]):
-        app(["table", str(small_table.write(tmp_path)), *words], standalone_mode=False)
+@pytest.mark.parametrize("name", ["mnist", "cifar10"])
+def test_rows_run_against_the_adversary_that_they_name(name: str) -> None:
+    """cpSGD's of the paper with the protocol, over all agents; Fed-SPA beside them; at (1.0, 1e-3) where sound."""
+    path = rows.find_table(name)
+    summed = []
+    for row in rows.read(path).row:
+        for setting, trial in row.trials.items():
+            config = rows.trial_config(path, trial, [])
+            assert config.privacy.adversary == row.adversary, row.key
+            if row.adversary == "local":
+                continue
+            summed.append(row.algorithm)
+            assert (config.privacy.colluders, config.privacy.members) == (0, None)
+            assert config.federation.per_round == (100 if row.algorithm == "cpsgd" else 10)
+            if setting != "published":
+                assert (config.privacy.epsilon, config.privacy.delta) == (1.0, 1e-3)
+    assert summed.count("cpsgd") == 5
+    assert "fedspa" in summed
 
 
-def test_a_cell_whose_runs_failed() -> None:
-    config = load()
-    wild = Outcome("diverged", "its loss is no longer finite, round 3")
-    assert cells.cell(config, [wild], 2)["status"] == "diverged"
-    assert cells.cell(config, [], 2)["status"] == "running"
-    row = {
-        "algorithm": "cpsgd",
-        "compression": 0.1,
-        "adversary": "local",
-        "printed": rows.Printed(diverged=True).model_dump(),
-        "cost": None,
-        "verified": cells.cell(config, [Outcome("refused", "outside the theorem")], 1),
-        "published": cells.cell(config, [], 1),
-    }
-    found = {"rows": [row], "quick": False, "seeds": 1}
-    assert table.accuracy_lines(found)[0] == ["cpSGD", "0.1", "diverged", *["not run"] * 2, "refused", *["–"] * 3]
-    assert table.epsilon_lines(found)[0] == ["cpSGD", "0.1", "–", "–", "–", "–", "–"]
-    assert "cpSGD, p = 0.1, verified: refused: outside the theorem" in table.notes(found)
-
-
-@pytest.mark.parametrize(
-    ("seeds", "told"),
-    [
-        ([{}, {"verified": 0}], "From no run that is done yet. "),
-        ([{"published": 1}, {"published": 1, "verified": 1, "tuned": 0}], "From one seed. "),
-        ([{"published": 3, "tuned": 3}, {"verified": 3}], "From 3 seeds; ± is half"),
-        (
-            [{"published": 1, "verified": 3, "tuned": 5}, {"published": 1, "verified": 1}],
-            "From these numbers of seeds: 1 at the published noise, 1 or 3 in sound cells, 5 in tuned ones; where",
-        ),
-    ],
-)
-def test_the_note_says_how_many_seeds_each_kind_of_cell_has(seeds: list[dict[str, int]], told: str) -> None:
-    """--seeds may be fewer than a table's file asks for."""
-    lines = [
-        {"algorithm": "fedspa", "compression": 0.1, "adversary": "local"}
-        | {kind: {"seeds": count, "status": "done", "reason": ""} for kind, count in row.items()}
-        for row in seeds
-    ]
-    (note,) = [line for line in table.notes({"rows": lines, "quick": False, "seeds": 1}) if line.startswith("best: ")]
-    assert told in note
-
-
-def test_spread() -> None:
-    assert cells.spread([1.0, 2.0, 3.0]) == {"mean": 2.0, "std": 1.0, "values": [1.0, 2.0, 3.0]}
-    assert shown_spread(cells.spread([97.5])) == "97.50"
-    assert shown_spread(cells.spread([90.0, 92.0])) == "91.00 ± 12.71"
+def test_every_config_that_a_table_names_is_found() -> None:
+    named = set()
+    for name in rows.table_names():
+        path = rows.find_table(name)
+        spec = rows.read(path)
+        trials = [trial for row in spec.row for trial in row.trials.values()]
+        named |= {rows.config_of(path, file).resolve() for file in (spec.curve, *(trial.config for trial in trials))}
+    assert len(named) >= 12
+    for path in named:
+        assert rows.find_config(path.stem).resolve() == path

@@ -6,9 +6,9 @@
     print(result)                       # the score, the guarantee in one line, the run's folder
     result.predict(x)                   # answers of the trained module, which is result.module
 
-Data of your own: `from_arrays`, `from_examples`, `from_agents`, `from_partitioner`, `from_table`. A module of your own:
-`run(config, data=…, module=…)`; `check` says whether it can be trained privately, `fix` mends what it can. `tune` finds
-settings within the same budget. `load_model` and `RunResult.load` bring a finished run back.
+Data of your own: `from_arrays`, `from_examples`, `from_agents`, `from_partitioner`, `from_table`, `from_texts`. A
+module of your own: `run(config, data=…, module=…)`; `check` says whether it can be trained privately, `fix` repairs
+what it can. `tune` finds settings within the same budget. `load_model` and `RunResult.load` bring a finished run back.
 
 Whatever is wrong with what was given is a `fedspa.FedspaError` of one line. Warnings are `fedspa.FedspaWarning`s.
 """
@@ -19,22 +19,38 @@ TYPE_CHECKING = False  # known to type checkers by its name; typing itself takes
 if TYPE_CHECKING:
     from typing import Any
 
-    from fedspa import guard
-    from fedspa.data.dataset import Dataset
-    from fedspa.data.given import from_agents, from_arrays, from_examples, from_partitioner, from_table
-    from fedspa.errors import FedspaError, FedspaWarning, MixingWarning, RunWarning, SeededNoiseWarning
-    from fedspa.learning.fix import fix
-    from fedspa.learning.layers import Problem
-    from fedspa.learning.validate import check
-    from fedspa.result import RunResult, load_model
-    from fedspa.running import run
-    from fedspa.runs.config import Config, load
-    from fedspa.tuning.tune import tune
+    from fedspa import guard as guard
+    from fedspa.analytics.evaluation import Evaluation as Evaluation
+    from fedspa.analytics.evaluation import evaluate as evaluate
+    from fedspa.analytics.statistics import Statistics as Statistics
+    from fedspa.analytics.statistics import statistics as statistics
+    from fedspa.data.adapters import from_agents as from_agents
+    from fedspa.data.adapters import from_arrays as from_arrays
+    from fedspa.data.adapters import from_examples as from_examples
+    from fedspa.data.adapters import from_partitioner as from_partitioner
+    from fedspa.data.adapters import from_table as from_table
+    from fedspa.data.dataset import Dataset as Dataset
+    from fedspa.data.texts import from_texts as from_texts
+    from fedspa.errors import FedspaError as FedspaError
+    from fedspa.errors import FedspaWarning as FedspaWarning
+    from fedspa.errors import MixingWarning as MixingWarning
+    from fedspa.errors import RunWarning as RunWarning
+    from fedspa.errors import SeededNoiseWarning as SeededNoiseWarning
+    from fedspa.learning.fix import fix as fix
+    from fedspa.learning.layers import Problem as Problem
+    from fedspa.learning.validate import check as check
+    from fedspa.result import RunResult as RunResult
+    from fedspa.result import load_model as load_model
+    from fedspa.running import run as run
+    from fedspa.runs.config import Config as Config
+    from fedspa.runs.config import load as load
+    from fedspa.tuning.tune import tune as tune
 
 # Name → where it lives. Looked up on first use: torch takes seconds to import, and `fedspa --help` does not need it.
 _PUBLIC = {
     "Config": "fedspa.runs.config",
     "Dataset": "fedspa.data.dataset",
+    "Evaluation": "fedspa.analytics.evaluation",
     "FedspaError": "fedspa.errors",
     "FedspaWarning": "fedspa.errors",
     "MixingWarning": "fedspa.errors",
@@ -42,43 +58,25 @@ _PUBLIC = {
     "RunResult": "fedspa.result",
     "RunWarning": "fedspa.errors",
     "SeededNoiseWarning": "fedspa.errors",
+    "Statistics": "fedspa.analytics.statistics",
     "check": "fedspa.learning.validate",
+    "evaluate": "fedspa.analytics.evaluation",
     "fix": "fedspa.learning.fix",
-    "from_agents": "fedspa.data.given",
-    "from_arrays": "fedspa.data.given",
-    "from_examples": "fedspa.data.given",
-    "from_partitioner": "fedspa.data.given",
-    "from_table": "fedspa.data.given",
+    "from_agents": "fedspa.data.adapters",
+    "from_arrays": "fedspa.data.adapters",
+    "from_examples": "fedspa.data.adapters",
+    "from_partitioner": "fedspa.data.adapters",
+    "from_table": "fedspa.data.adapters",
+    "from_texts": "fedspa.data.texts",
     "guard": "fedspa.guard",
     "load": "fedspa.runs.config",
     "load_model": "fedspa.result",
     "run": "fedspa.running",
+    "statistics": "fedspa.analytics.statistics",
     "tune": "fedspa.tuning.tune",
 }
 
-__all__ = [
-    "Config",
-    "Dataset",
-    "FedspaError",
-    "FedspaWarning",
-    "MixingWarning",
-    "Problem",
-    "RunResult",
-    "RunWarning",
-    "SeededNoiseWarning",
-    "check",
-    "fix",
-    "from_agents",
-    "from_arrays",
-    "from_examples",
-    "from_partitioner",
-    "from_table",
-    "guard",
-    "load",
-    "load_model",
-    "run",
-    "tune",
-]
+__all__ = [*_PUBLIC]
 __version__ = "0.2.0"
 
 

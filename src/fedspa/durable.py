@@ -68,7 +68,7 @@ def force_folder(folder: Path) -> None:
 
 
 def force(path: Path) -> None:
-    """What was written there is on the disk when this returns, whoever wrote it."""
+    """Force what any process wrote there to the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

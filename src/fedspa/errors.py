@@ -1,19 +1,22 @@
 """Errors that a user can act on.
 
 Each carries one line: what was wrong, what is allowed, what to do. The command line prints that line and exits with 2;
-anything else that escapes is a bug, and cli/failure.py keeps its traceback.
+anything else that escapes is a bug, and cli/screen.py keeps its traceback.
 """
 
 from __future__ import annotations
 
 import functools
 import os
+import re
 import sys
 import sysconfig
 import traceback
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
+from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -98,7 +101,7 @@ class PayloadError(FedspaError):
 
 
 class LedgerError(FedspaError):
-    """A ledger cannot be trusted or written; nothing may be released until that is mended."""
+    """A ledger cannot be trusted or written; nothing may be released until that is fixed."""
 
 
 class BudgetError(FedspaError):
@@ -106,12 +109,12 @@ class BudgetError(FedspaError):
 
 
 @contextmanager
-def worded(kind: type[FedspaError], words: Callable[[str], str]) -> Iterator[None]:
-    """Within it, an error of the operating system becomes a `kind`, in `words` that are given its reason."""
+def os_errors_as(kind: type[FedspaError], what: str, fix: str | None = None) -> Iterator[None]:
+    """Within it, an error of the operating system becomes a `kind`: what failed, the system's reason, and a fix."""
     try:
         yield
     except OSError as error:
-        raise kind(words(str(error.strerror or error))) from None
+        raise kind(f"{what}: {error.strerror or error}" + ("" if fix is None else f"; {fix}")) from None
 
 
 def printable(text: str) -> str:
@@ -120,7 +123,7 @@ def printable(text: str) -> str:
 
 
 def first_line(error: BaseException) -> str:
-    """What an error of somebody else's code says, in one line."""
+    """Return what an error of somebody else's code says, in one line."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0].strip()
 
 
@@ -132,7 +135,7 @@ def one_line(error: BaseException) -> str:
 
 def place_of(error: BaseException) -> str | None:
     """The last line of the user's own code on the way to the error, as file:line; None where there is none: fedspa's
-    own lines and those of installed packages help nobody to mend theirs."""
+    own lines and those of installed packages help nobody to fix theirs."""
     found = None
     for frame, line in traceback.walk_tb(error.__traceback__):
         if not _is_installed(file := frame.f_code.co_filename):
@@ -179,9 +182,21 @@ def quoted(value: object, most: int = 200) -> str:
     return text if len(text) <= most else f"{text[: most // 2]} … {text[-most // 4 :]}"
 
 
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """Return " (did you mean 'x'?)" for the name among those known that is spelt most like this one; "" without one."""
+    found = get_close_matches(name, list(known), 1)
+    return f" (did you mean {found[0]!r}?)" if found else ""
+
+
 def describe_invalid(error: ValidationError, model: type[BaseModel], prefix: str = "") -> str:
     """Say in one line what pydantic found wrong with the keys of `model`: each key, what it is, and what is allowed."""
-    return "; ".join(describe_detail(item, model, prefix) for item in error.errors(include_url=False))
+    return first_of([describe_detail(item, model, prefix) for item in error.errors(include_url=False)])
+
+
+def first_of(sentences: Sequence[str], most: int = 10) -> str:
+    """Join the first sentences of an error, and say how many more there are."""
+    rest = len(sentences) - most
+    return "; ".join([*sentences[:most], *([f"and {rest} more"] if rest > 0 else [])])
 
 
 def describe_detail(item: ErrorDetails, model: type[BaseModel], prefix: str = "") -> str:
@@ -193,10 +208,41 @@ def describe_detail(item: ErrorDetails, model: type[BaseModel], prefix: str = ""
         for part in location[:-1]:
             found: Any = owner.model_fields[str(part)].annotation
             owner = found
-        names = (field.alias or name for name, field in owner.model_fields.items())
-        return f"unknown key {key}; allowed: {', '.join(sorted(names))}"
+        names = sorted(field.alias or name for name, field in owner.model_fields.items())
+        return f"unknown key {key}; allowed: {', '.join(names)}{did_you_mean(str(location[-1]), names)}"
     if item["type"] == "missing":
         return f"{key} is missing"
     if not location:
         return message if item["type"] == "value_error" else f"{prefix.rstrip('.') or 'the config'}: {message}"
-    return f"{key} is {quoted(item['input'])}; {message}"
+    value, allowed = item["input"], re.findall("'([^']+)'", message) if item["type"] == "literal_error" else []
+    return f"{key} is {quoted(value)}; {message}{did_you_mean(value, allowed) if isinstance(value, str) else ''}"
+
+
+@dataclass(frozen=True)
+class Check:
+    """The outcome of one check. `passed` is None for plain information; a failure that is not `required` is reported
+    and does not change the verdict."""
+
+    subject: str
+    passed: bool | None
+    detail: str
+    required: bool = True
+
+
+def run_checks(
+    checks: Mapping[str, Callable[[], Iterable[Check]]], expected: type[Exception] = FedspaError
+) -> list[Check]:
+    """Run every check, in order. One that raises an `expected` exception has failed, with its message as the detail."""
+    found: list[Check] = []
+    for subject, check in checks.items():
+        try:
+            found += check()
+        except expected as error:
+            detail = str(error) if isinstance(error, FedspaError) else f"{type(error).__name__}: {error}"
+            found.append(Check(subject, False, detail))
+    return found
+
+
+def failures(checks: Iterable[Check]) -> list[Check]:
+    """Return the required checks that failed."""
+    return [check for check in checks if check.required and check.passed is False]

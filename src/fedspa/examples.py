@@ -1,7 +1,7 @@
 """An example is what is protected: a tree of tensors, and many examples are the same tree with a first dimension.
 
 Leaves are float, integer or bool tensors; dicts and tuples hold them together, as in {"input_ids": …, "attention_mask":
-…}. Inputs are x and targets y; whoever has one dict for both names its targets by one of `TARGETS`.
+…}. Inputs are x and targets y; with one dict for both, the targets are named by one of `TARGETS`.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ from torch import Tensor
 from fedspa.errors import DataError, quoted
 
 Tree: TypeAlias = "Tensor | dict[str, Tree] | tuple[Tree, ...]"
+# A person is an example of up to c records, a public number. Up to so many, an engine may fill up each person to c.
+MOST_SLOTS = 64
 TARGETS = ("labels", "label", "target", "targets", "y")
 _LEAF = re.compile(r"(?:([^()]+) )?\(([\d, ]*)\) (float32|int64|bool)(?:, |$)")  # of a layout
 
@@ -50,7 +52,7 @@ def in_order(tree: Tree, like: Tree) -> list[Tensor]:
 
 
 def mapped(function: Callable[[Tensor], Tensor], tree: Tree) -> Tree:
-    """The same tree with `function` of each of its tensors."""
+    """Return the same tree with `function` of each of its tensors."""
     if isinstance(tree, Tensor):
         return function(tree)
     if isinstance(tree, dict):
@@ -69,7 +71,7 @@ def joined(trees: list[Tree]) -> Tree:
 
 
 def count(tree: Tree) -> int:
-    """How many examples."""
+    """Return how many examples."""
     return len(next(leaves(tree)))
 
 
@@ -92,8 +94,8 @@ def split(tree: Tree, size: int) -> Iterator[Tree]:
         yield taken(tree, slice(start, start + size))
 
 
-def each_alone(tree: Tree) -> Iterator[Tree]:
-    """One example after another, as contiguous copies: a view lies where its neighbours left it room, and its strides
+def single_examples(tree: Tree) -> Iterator[Tree]:
+    """One example after another, as contiguous copies: a view lies among its neighbours, and its strides
     tell how they lay, by which torch chooses the order of a sum."""
     for part in split(tree, 1):
         yield mapped(lambda leaf: leaf.clone(memory_format=torch.contiguous_format), part)
@@ -104,7 +106,7 @@ def blank(shape: tuple[int, ...]) -> Examples:
     return Examples(torch.zeros(1, *shape), torch.zeros(1, dtype=torch.int64))
 
 
-def blanks(tree: Tree, size: int = 1) -> Tree:
+def zero_examples(tree: Tree, size: int = 1) -> Tree:
     """Examples of zeros that are made like those."""
     return mapped(lambda leaf: leaf.new_zeros(size, *leaf.shape[1:]), tree)
 

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from fedspa import durable
-from fedspa.errors import ConfigError, FedspaError, first_line, worded
-from fedspa.examples import Tree, blanks, named_leaves
+from fedspa.errors import ConfigError, FedspaError, first_line, os_errors_as
+from fedspa.examples import Tree, named_leaves, zero_examples
 from fedspa.learning.flat import copied
 from fedspa.learning.forward import outputs
 from fedspa.report import card as cards
@@ -31,7 +31,7 @@ def to_onnx(module: nn.Module, like: Tree, card: str, path: Path) -> Path:
     if lacking := [name for name in _NEEDED if find_spec(name) is None]:
         raise ConfigError(f"ONNX needs {' and '.join(lacking)}; pip install 'fedspa[onnx]'")
     beside = path.with_name(f"{path.name}.md")
-    with worded(FedspaError, lambda why: f"{path} cannot be written: {why}; name another file"):
+    with os_errors_as(FedspaError, f"{path} cannot be written", "name another file"):
         durable.replace_bytes(path, _model(module, like))
         cards.write(card, beside)
     return path
@@ -49,8 +49,8 @@ class _Outputs(nn.Module):
 
 
 def _model(module: nn.Module, like: Tree) -> bytes:
-    """The file. The module itself stays as it is: torch's export runs on a copy, in eval mode on the CPU."""
-    example = blanks(like, _EXAMPLES)
+    """Return the file. The module itself stays as it is: torch's export runs on a copy, in eval mode on the CPU."""
+    example = zero_examples(like, _EXAMPLES)
     names = [name or "x" for name, _ in named_leaves(example)]
     batch = torch.export.Dim("records")
     try:
@@ -68,8 +68,9 @@ def _model(module: nn.Module, like: Tree) -> bytes:
             assert program is not None
             proto = program.model_proto
     except Exception as error:  # torch's exporter raises many kinds, over code that is the user's
+        reason = error.__cause__ if isinstance(error.__cause__, Exception) else error  # torch wraps it in advice
         raise FedspaError(
-            f"torch cannot write this {type(module).__name__} as ONNX ({first_line(_reason(error))}); use the module "
+            f"torch cannot write this {type(module).__name__} as ONNX ({first_line(reason)}); use the module "
             "itself, by fedspa.load_model"
         ) from error
     proto.producer_name = "fedspa"
@@ -87,13 +88,8 @@ def _without_traces(proto: Any) -> None:
         del graph.metadata_props[:]
 
 
-def _reason(error: Exception) -> Exception:
-    """torch wraps what went wrong in advice to its own developers."""
-    return error.__cause__ if isinstance(error.__cause__, Exception) else error
-
-
 def _sizes(example: Tree, batch: Any) -> Any:
-    """In the form of the example: which sides may be of any size, the first of each tensor."""
+    """Say, in the form of the example, which sides may be of any size: the first of each tensor."""
     if isinstance(example, dict):
         return {key: _sizes(part, batch) for key, part in example.items()}
     if isinstance(example, tuple):

@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from fedspa.algorithms.algorithm import Algorithm
 
 BUILT_IN = {
-    "fedspa": "fedspa.algorithms.builtin:FED_SPA",
-    "fedavg": "fedspa.algorithms.builtin:FEDAVG",
-    "dp-fed": "fedspa.algorithms.builtin:DP_FED",
+    "fedspa": "fedspa.algorithms.algorithm:FED_SPA",
+    "fedavg": "fedspa.algorithms.algorithm:FEDAVG",
+    "dp-fed": "fedspa.algorithms.algorithm:DP_FED",
     "cpsgd": "fedspa.algorithms.cpsgd:CPSGD",
 }
 # Installed packages offer algorithms as entry points of this group, whose value is the reference.

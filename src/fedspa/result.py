@@ -11,20 +11,20 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from fedspa.data import foreign
+from fedspa.data import sources
 from fedspa.data.columns import Schema
 from fedspa.data.features import transform
 from fedspa.data.table import features_of
-from fedspa.errors import DataError, first_line
+from fedspa.errors import ConfigError, DataError, first_line
 from fedspa.examples import Tree, layout, moved, of_layout, split
 from fedspa.learning.forward import evaluating, outputs
-from fedspa.learning.tasks.named import answers
+from fedspa.learning.tasks.named import kind_of
 from fedspa.report.card import card
-from fedspa.report.record import read_metrics
 from fedspa.runs import rebuild
 from fedspa.runs.guarantee import shown_bytes, statement
 from fedspa.runs.metrics import RoundMetrics, label, shown_score
 from fedspa.runs.rebuild import path_of, require_its_own
+from fedspa.runs.rundir import read_metrics
 
 _AT_ONCE = 256  # examples in a forward pass
 
@@ -74,7 +74,7 @@ class RunResult:
         return cls(summary, list(read_metrics(folder / "metrics.jsonl")), trained.eval(), folder)
 
     def predict(self, x: Any) -> NDArray[Any]:
-        """What the model answers for records.
+        """Return what the model answers for records.
 
         Args:
             x: Records as the run's data had them, a row each: a tensor, an array, or a dict or tuple of them. Where the
@@ -98,11 +98,44 @@ class RunResult:
             >>> result.predict(images).shape
             (5,)
         """
-        schema = None if self.summary["schema"] is None else Schema.model_validate(self.summary["schema"])
-        records = features_of(x, schema) if schema is not None and hasattr(x, "columns") else foreign.inputs(x, "x")
-        found = answers(self.summary["task"], self._outputs(self._as_trained(records)))
-        told: NDArray[Any] = found.numpy()
-        return told if schema is None else schema.decoded(told)
+        schema = self._schema
+        values: NDArray[Any] = kind_of(self.summary["task"]).answers(self._outputs_of(x)).numpy()
+        return values if schema is None else schema.decoded(values)
+
+    def predict_proba(self, x: Any) -> NDArray[Any]:
+        """Return the probability of each class or label for records.
+
+        They are the softmax or sigmoid of the module's outputs. Noise and clipping leave them uncalibrated as often as
+        not: rank by them, and check a threshold on records of your own.
+
+        Args:
+            x: Records, as `predict` takes them.
+
+        Returns:
+            A row per record: a column per class, in the order of the classes' numbers or of the table's schema, also
+            for `binary`; a column per label for `multi-label`. For tasks on tokens, such a row for each position.
+
+        Raises:
+            ConfigError: The run's task has no classes or labels.
+            DataError: The records are not made as those that the model was trained on.
+
+        Examples:
+            >>> import fedspa
+            >>> from sklearn.datasets import load_digits
+            >>> config = {"federation": {"agents": 4, "rounds": 2, "per_round": 2}, "privacy": {"epsilon": 8.0}}
+            >>> result = fedspa.run(config)
+            >>> images = load_digits().images[:5, None] / 16
+            >>> result.predict_proba(images).shape
+            (5, 10)
+        """
+        found = kind_of(self.summary["task"]).probabilities(self._outputs_of(x))
+        if found is None:
+            raise ConfigError(
+                f"task {self.summary['task']!r} has no probabilities; those with classes or labels have. Take "
+                "`result.predict(x)`, or the outputs of `result.module`"
+            )
+        values: NDArray[Any] = found.numpy()
+        return values
 
     def export_onnx(self, path: Path | str) -> Path:
         """Write the module as ONNX, for programs without torch, and its model card beside it.
@@ -125,6 +158,31 @@ class RunResult:
         require_its_own(self.module, self.folder)
         return to_onnx(self.module, self._like(), self.card(), path_of(path, "path"))
 
+    def save_pretrained(self, folder: Path | str) -> Path:
+        """Write a Hugging Face model or `peft` adapter into a folder, as its own `save_pretrained` does, with the run's
+        model card as README.md.
+
+        Args:
+            folder: The folder; files of the same names are replaced. Save the tokenizer beside the model yourself.
+
+        Returns:
+            The folder.
+
+        Raises:
+            ConfigError: The module has no `save_pretrained`, or its parameters are no longer those of the run.
+        """
+        save = getattr(self.module, "save_pretrained", None)
+        if not callable(save):
+            raise ConfigError(
+                f"the module is a {type(self.module).__name__}, and only models of transformers and peft have "
+                "save_pretrained; `model.safetensors` in the run's folder has its parameters"
+            )
+        require_its_own(self.module, self.folder)
+        target = path_of(folder, "folder")
+        save(str(target))
+        (target / "README.md").write_text(self.card(), "utf-8")
+        return target
+
     def card(self) -> str:
         """The model card, as Markdown: the guarantee and what it does not cover, scores beside the baseline, the plan,
         the data's counts, settings and versions. It says what `report.html` says, from the same files.
@@ -135,15 +193,26 @@ class RunResult:
         return card(self.folder)
 
     def __repr__(self) -> str:
-        told, name = self.summary, self.summary["score"]
-        reached = f"{label(name)} {shown_score(name, told['score_last'])}"
-        if told["baseline_answer"] is not None:
-            reached += f" ({shown_score(name, told['baseline'])} by {told['baseline_answer']})"
-        sent = f"{shown_bytes(told['uplink_bytes'])} per agent"
+        summary, name = self.summary, self.summary["score"]
+        reached = f"{label(name)} {shown_score(name, summary['score_last'])}"
+        if summary["baseline_answer"] is not None:
+            reached += f" ({shown_score(name, summary['baseline'])} by {summary['baseline_answer']})"
+        sent = f"{shown_bytes(summary['uplink_bytes'])} per agent"
         return (
-            f"<RunResult: {reached} after {told['rounds']} rounds, {sent} uploaded, in {self.folder}\n"
-            f" guarantee: {statement(told)}>"
+            f"<RunResult: {reached} after {summary['rounds']} rounds, {sent} uploaded, in {self.folder}\n"
+            f" guarantee: {statement(summary)}>"
         )
+
+    @property
+    def _schema(self) -> Schema | None:
+        """Return the schema of the table that the run was trained on, if it was one."""
+        return None if self.summary["schema"] is None else Schema.model_validate(self.summary["schema"])
+
+    def _outputs_of(self, x: Any) -> Tensor:
+        """Return the module's outputs for records as the run's data had them."""
+        schema = self._schema
+        records = features_of(x, schema) if schema is not None and hasattr(x, "columns") else sources.inputs(x, "x")
+        return self._outputs(self._as_trained(records))
 
     def _like(self) -> Tree:
         """One example of zeros, as the module takes them."""

@@ -1,67 +1,43 @@
-"""A run as its user starts it, from the config to the report: `fedspa.run`."""
+"""A run as its user starts it, from the config to the report: `fedspa.run`; and its progress, in one line."""
 
 from __future__ import annotations
 
-import json
+import html
 import logging
+import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import nullcontext, suppress
-from itertools import islice
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from fedspa import report
 from fedspa.data.dataset import Dataset
-from fedspa.errors import ConfigError, RunWarning, SeededNoiseWarning, one_line, quoted, warn
-from fedspa.learning.tasks import Loss
-from fedspa.learning.threads import torch_threads
-from fedspa.progress import Progress, watching
+from fedspa.errors import ConfigError, RunWarning, SeededNoiseWarning, quoted, warn
+from fedspa.learning.forward import torch_threads
+from fedspa.learning.tasks import Loss, Metric
+from fedspa.report import ReportWriter
 from fedspa.result import RunResult
 from fedspa.runs import config as configs
 from fedspa.runs.config import Config
-from fedspa.runs.guarantee import SEEDED, SEEDED_NOISE
+from fedspa.runs.guarantee import SEEDED, SEEDED_NOISE, shown, shown_bytes
 from fedspa.runs.identity import digests_of, facts, record_inputs
-from fedspa.runs.metrics import RoundMetrics
+from fedspa.runs.local import LocalTransport
+from fedspa.runs.loop import Observer, RunState, Start, train
+from fedspa.runs.metrics import RoundMetrics, shown_score
 from fedspa.runs.records import records_of
-from fedspa.runs.run_ledger import RunLedger, check_budget
-from fedspa.runs.run_state import RunState
-from fedspa.runs.rundir import RunFolder, Stopping, check_given, read_expected_gains, resume_command
+from fedspa.runs.run_ledger import RunLedger, with_ledger
+from fedspa.runs.rundir import check_given, check_is_run
 from fedspa.runs.setup import Simulated, prepare
-from fedspa.runs.simulate import CAP_USED_UP, Simulation
 from fedspa.runs.trials import server_of
-from fedspa.server.coordinator import Diverged
-from fedspa.server.job import Metric
-from fedspa.track import Tracking
 
-log = logging.getLogger(__name__)
+if TYPE_CHECKING:
+    from rich.console import Console
 
-
-class ReportWriter(Tracking):
-    """The tracker of a run, if it has one, and its report at the end, which can be made again."""
-
-    def __init__(self, config: Config, folder: Path) -> None:
-        super().__init__(config, folder)
-        self._path = folder
-
-    def finish(self, summary: Mapping[str, Any]) -> None:
-        super().finish(summary)
-        try:
-            report.write([self._path], self._path / "report.html")
-        except Exception as error:  # the run is over and written: nothing of a report may end it in an error
-            log.warning("there is no report: %s; `fedspa report %s` tries again", one_line(error), self._path)
-
-
-class Stopped(Stopping):
-    """A run that was asked to stop did, after a whole round, and can be resumed."""
-
-    def __init__(self, folder: Path, done: int, config: Config) -> None:
-        super().__init__(
-            f"stopped after round {done} of {config.federation.rounds}; to go on: {resume_command(config, folder)}"
-        )
+    from fedspa.runs.ray_workers import WorkerPool
 
 
 def run(
@@ -120,35 +96,6 @@ def run(
         >>> type(result.module).__name__
         'Sequential'
     """
-    return simulate(
-        config,
-        data=data,
-        module=module,
-        task=task,
-        metrics=metrics,
-        resume=resume,
-        progress=progress,
-        on_start=on_start,
-        on_round=on_round,
-        stop=stop,
-    )
-
-
-def simulate(
-    config: Config | Mapping[str, Any] | Path | str | None = None,
-    *,
-    data: Dataset | None = None,
-    module: nn.Module | None = None,
-    task: str | Loss | None = None,
-    metrics: Mapping[str, Metric] | None = None,
-    resume: Path | str | None = None,
-    progress: bool | Progress | None = None,
-    on_start: Callable[[Simulated, Path], None] | None = None,
-    on_round: Callable[[RoundMetrics], None] | None = None,
-    stop: Callable[[], bool] | None = None,
-    expected_gains: Sequence[Sequence[float]] | None = None,
-) -> RunResult:
-    """Do what `run` documents. `expected_gains` are those of the candidates that `fedspa tune` chose."""
     started = time.monotonic()
     if metrics is not None and not (isinstance(metrics, Mapping) and all(map(callable, metrics.values()))):
         raise ConfigError(f"metrics is {quoted(metrics)}; give functions of outputs and targets by name, as a dict")
@@ -158,127 +105,166 @@ def simulate(
     for name, called in (("on_start", on_start), ("on_round", on_round), ("stop", stop)):
         if called is not None and not callable(called):
             raise ConfigError(f"{name} is {quoted(called)}; give a function, or leave it out")
-    if resume is not None and not _holds_a_run(Path(resume)):
-        raise ConfigError(f"resume is {quoted(str(resume))}, which holds no run: there is no config.toml")
-    if resume is not None and config is None:
-        config = Path(resume) / "config.toml"
+    if resume is not None:
+        check_is_run(Path(resume))
+        config = Path(resume) / "config.toml" if config is None else config
     config = config if isinstance(config, Config) else configs.load(config)
     if resume is not None:
         check_given(config, Path(resume), data=data, module=module, task=task)
     if isinstance(task, str):
         config, task = configs.with_task(config, task), None
-    config = record_inputs(config, data, module, task)
-    own = nullcontext(progress) if isinstance(progress, Progress) else watching(config, progress)
-    with own as told:
-        result = _simulated(
-            config, data, module, task, metrics, resume, told, on_start, on_round, stop, started, expected_gains
-        )
+    config = with_ledger(record_inputs(config, data, module, task), None if resume is None else Path(resume))
+    with nullcontext(progress) if isinstance(progress, Progress) else watching(config, progress) as display:
+        records = records_of(config, data, module)
+        with ThreadPoolExecutor(1) as beside:
+            digests = beside.submit(digests_of, records)
+            job = prepare(config, records, module, task, metrics)
+        if config.private and config.privacy.noise == "seeded":
+            warn(SEEDED_NOISE, SeededNoiseWarning)
+        folder = None if resume is None else Path(resume)
+        server = server_of(job, records, {len(held) for held in job.holdings}, module, task, metrics)
+        start = Start(job, server, facts(job, digests.result()), started, folder)
+        start.check()
+        with _workers(job) as pool:
+            observer = _Callbacks(job, display, on_start, on_round, stop)
+            summary, state = train(start, lambda state: _in_process(state, job, pool), observer, ReportWriter)
+    result = RunResult(summary, state.history, job.server.model.module, state.folder.path)
     for note in result.summary["warnings"]:
         if not note.startswith(SEEDED):  # of which one is warned before it begins
             warn(note, RunWarning)
     return result
 
 
-def _simulated(
-    config: Config,
-    data: Dataset | None,
-    module: nn.Module | None,
-    task: Loss | None,
-    metrics: Mapping[str, Metric] | None,
-    resume: Path | str | None,
-    progress: Progress,
-    on_start: Callable[[Simulated, Path], None] | None,
-    on_round: Callable[[RoundMetrics], None] | None,
-    stop: Callable[[], bool] | None,
-    started: float,
-    expected_gains: Sequence[Sequence[float]] | None,
-) -> RunResult:
-    records = records_of(config, data, module)
-    with ThreadPoolExecutor(1) as beside:
-        digests = beside.submit(digests_of, records)
-        job = prepare(config, records, module, task, metrics)
-    config = job.config
-    if config.private and config.privacy.noise == "seeded":
-        warn(SEEDED_NOISE, SeededNoiseWarning)
-    if resume is None:
-        check_budget(job)
-    gains = expected_gains if resume is None else read_expected_gains(Path(resume))
-    server = server_of(job, records, {len(held) for held in job.holdings}, module, task, metrics, gains)
-    simulation, known = Simulation(job, server), facts(job, digests.result())
-    if resume is None:
-        simulation.server.try_scores()
-    with (
-        simulation.workers(),
-        RunFolder(config, job.data_name, ReportWriter, gains)
-        if resume is None
-        else RunFolder.reopen(Path(resume), config, ReportWriter) as folder,
-    ):
-        state = RunState(job, simulation.server, folder, known, started, resume=resume is not None)
-        done, module = state.history, job.server.model.module
-        progress.resumed(done)
-        with RunLedger(job, folder.path, state.begun) as accounts, torch_threads(1):
-            if state.begun is None:  # the ledger is there: from this checkpoint on it is never made again
-                accounts.settle()
-                state.save(accounts.run, accounts.kept)
-            if on_start is not None and not state.over:
-                on_start(job, folder.path)
-            if resume is not None:
-                accounts.catch_up(islice(job.cohorts(), len(done)), sum(metrics.agents for metrics in done))
-            folder.begin()
-            for cohort in islice(job.cohorts(), len(done), None):
-                try:
-                    measured = simulation.round(cohort, accounts)
-                except Diverged as error:
-                    raise Diverged(error.round, error.sign, folder.checkpoints) from error
-                except Exception:
-                    with suppress(Exception):  # keep what was paid for; the first error is the one to raise
-                        state.keep_model()
-                    raise
-                state.add_round(measured)
-                last = len(done) == config.federation.rounds
-                stopping = not last and stop is not None and stop()
-                if last or stopping or len(done) % config.run.checkpoint_every == 0:
-                    accounts.settle()
-                    state.save(accounts.run, accounts.kept)
-                progress.advance(measured)
-                if on_round is not None:
-                    on_round(measured)
-                if stopping:
-                    raise Stopped(folder.path, len(done), config)
-            summary = state.summary(accounts.guarantee, accounts.total())
-            if accounts.skipped:
-                summary["warnings"].append(f"{accounts.skipped} participations were skipped: {CAP_USED_UP}")
-            if state.over:
-                summary = _summarised_again(folder, summary)
-        folder.finish(summary)
-    return RunResult(summary, done, module, folder.path)
+@dataclass(frozen=True)
+class _Callbacks(Observer):
+    """What the caller of `run` follows it with."""
+
+    job: Simulated
+    progress: Progress
+    on_start: Callable[[Simulated, Path], None] | None
+    on_round: Callable[[RoundMetrics], None] | None
+    stop: Callable[[], bool] | None
+
+    def restored(self, history: Sequence[RoundMetrics]) -> None:
+        self.progress.resumed(history)
+
+    def started(self, folder: Path) -> None:
+        if self.on_start is not None:
+            self.on_start(self.job, folder)
+
+    def finished_round(self, metrics: RoundMetrics) -> None:
+        self.progress.advance(metrics)
+        if self.on_round is not None:
+            self.on_round(metrics)
+
+    def should_stop(self) -> bool:
+        return self.stop is not None and self.stop()
 
 
-# Keys of a summary that neither checkpoint nor ledger decides: another machine may have another engine and rounding.
-_OF_THE_MACHINE = ("engine", "engine_reason", "engine_hints", "tf32", "workers", "accuracy_by_class", "provenance")
-_MAY_CHANGE = ("seconds", "tuning", "epsilon_total", "epsilon_total_floor", "accountant_total", "warnings")
+def _workers(job: Simulated) -> AbstractContextManager[WorkerPool | None]:
+    """Start the workers that the config asks for; they are there until the run is over."""
+    if job.config.run.workers == 1:
+        return nullcontext()
+    from fedspa.runs.ray_workers import start_workers
+
+    return start_workers(job)
 
 
-def _summarised_again(folder: RunFolder, summary: dict[str, Any]) -> dict[str, Any]:
-    """The summary of a finished run, with what the first one says of the machine that trained it. Warns where
-    summary.json is not what checkpoint and ledger give: nothing else would notice a damaged ε. Other runs in a shared
-    ledger may change the total."""
-    before, now = folder.summary(), json.loads(json.dumps(summary))
-    if before is None:
-        return summary
-    free = {*_OF_THE_MACHINE, *_MAY_CHANGE}
-    changed = [key for key in now if key not in free and before.get(key) != now[key]]
-    if changed:
-        log.warning(
-            "summary.json in %s was damaged: it said %s, which the run's checkpoint and ledger contradict; it is "
-            "written again",
-            *(folder.path, ", ".join(f"{key} {quoted(before.get(key))}" for key in changed)),
-        )
-    return {**summary, **{key: before[key] for key in _OF_THE_MACHINE if key in before}}
+@contextmanager
+def _in_process(state: RunState, job: Simulated, pool: WorkerPool | None) -> Iterator[LocalTransport]:
+    with RunLedger(job, state.folder.path, state.begun) as accounts, torch_threads(1):
+        yield LocalTransport(job, accounts, pool)
 
 
-def _holds_a_run(folder: Path) -> bool:
+Show = Callable[[int, str], None]  # rounds that are done, and words
+
+
+class Progress:
+    """Formats the state of a run for whatever displays it."""
+
+    def __init__(self, config: Config, show: Show) -> None:
+        self._config, self._show = config, show
+        self._done = self._sent = 0
+
+    def resumed(self, history: Sequence[RoundMetrics]) -> None:
+        """Continue after these rounds."""
+        self._done, self._sent = len(history), sum(metrics.uplink_bytes for metrics in history)
+
+    def advance(self, metrics: RoundMetrics) -> None:
+        """A round is done."""
+        self._done, self._sent = metrics.round + 1, self._sent + metrics.uplink_bytes
+        privacy = self._config.privacy
+        flaw = "" if metrics.private else f" ({not_private(privacy.noise)})"
+        worst = f" (worst case {shown(metrics.epsilon_worst_case)})" if privacy.adversary != "local" else ""
+        spent = "" if metrics.epsilon is None else f"  ε {shown(metrics.epsilon)}{worst}{flaw}"
+        self.say(f"{shown_score(metrics.headline, metrics.score)}{spent}  {shown_bytes(self._sent)}")
+
+    def say(self, words: str) -> None:
+        self._show(self._done, words)
+
+
+def not_private(noise: str | None) -> str:
+    """Return what stands beside an ε that is no guarantee."""
+    return "SEEDED NOISE: not private" if noise == "seeded" else "not private"
+
+
+@contextmanager
+def watching(config: Config, asked: bool | None, console: Console | None = None) -> Iterator[Progress]:
+    """The progress of a run, where there is somebody to see it or it was `asked` for: a bar in terminals and notebooks,
+    else a line per round on standard error."""
+    from rich.console import Console
+
+    screen = console if console is not None else Console(stderr=True)
+    rounds = config.federation.rounds
+    if asked is False or (asked is None and not screen.is_terminal and not screen.is_jupyter):
+        yield Progress(config, lambda done, words: None)
+        return
+    with _on(screen, rounds) as show:
+        progress = Progress(config, show)
+        with _log_features(progress.say):
+            yield progress
+
+
+@contextmanager
+def _on(screen: Console, rounds: int) -> Iterator[Show]:
+    if screen.is_jupyter:
+        yield _in_notebook(rounds)
+    elif not screen.is_terminal:
+        yield lambda done, words: print(f"round {done} of {rounds}  {words}", file=sys.stderr, flush=True)
+    else:
+        from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+        from rich.progress import Progress as Columns
+
+        text = TextColumn("{task.description}", markup=False)
+        columns = (TextColumn("round"), MofNCompleteColumn(), BarColumn(bar_width=14), TimeRemainingColumn(), text)
+        with Columns(*columns, console=screen) as bar:
+            task = bar.add_task("", total=rounds)
+            yield lambda done, words: bar.update(task, completed=done, description=words)
+
+
+def _in_notebook(rounds: int) -> Show:
+    """Display by IPython alone: rich needs ipywidgets in notebooks, which few have."""
+    from IPython.display import HTML, display
+
+    handle = display(HTML(""), display_id=True)
+
+    def show(done: int, words: str) -> None:
+        bar = f'<progress value="{done}" max="{rounds}"></progress>'
+        handle.update(HTML(f"{bar} round {done} of {rounds} &nbsp; {html.escape(words)}"))
+
+    return show
+
+
+@contextmanager
+def _log_features(tell: Callable[[str], None]) -> Iterator[None]:
+    """The first pass through a frozen body can take minutes: pass on what it logs meanwhile."""
+    logger, handler = logging.getLogger("fedspa.learning.features"), logging.Handler()
+    handler.emit = lambda record: tell(record.getMessage())  # type: ignore[method-assign]
+    level = logger.level
+    logger.setLevel(logging.INFO)
+    logger.addHandler(handler)
     try:
-        return (folder / "config.toml").is_file()
-    except (OSError, ValueError):  # a name that no folder can have
-        return False
+        yield
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(level)

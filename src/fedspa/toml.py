@@ -17,7 +17,7 @@ class NotToml(ConfigError):
 
 
 def read(path: Path, what: str) -> dict[str, Any]:
-    """The table in the file at `path`; `what` says in an error which file to give: 'a TOML config'."""
+    """Return the table in the file at `path`; `what` says in an error which file to give: 'a TOML config'."""
     try:
         return parse(text(path, what))
     except NotToml as error:
@@ -25,7 +25,7 @@ def read(path: Path, what: str) -> dict[str, Any]:
 
 
 def text(path: Path, what: str) -> str:
-    """What stands in the file at `path`."""
+    """Return what stands in the file at `path`."""
     try:
         with path.open("rb") as file:
             content = file.read(_LARGEST + 1)
@@ -42,7 +42,7 @@ def text(path: Path, what: str) -> str:
 
 
 def parse(text: str) -> dict[str, Any]:
-    """The table that `text` spells out."""
+    """Return the table that `text` spells out."""
     try:
         return tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:

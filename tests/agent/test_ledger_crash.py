@@ -17,7 +17,7 @@ from fedspa.agent.ledger.ledger import Ledger
 from fedspa.agent.ledger.report import export, verify
 from fedspa.errors import BudgetError
 from fedspa.mechanisms.gaussian.event import GaussianEvent
-from fedspa.privacy.cap import Cap, FirstPlan, Limit, Total
+from fedspa.privacy.budget import FirstPlan, Limit, PrivacyBudget, Total
 from fedspa.privacy.event import Event
 
 EVENT = GaussianEvent("poisson", 10, 600, 30, 2.47)
@@ -77,10 +77,10 @@ def wait_for_growth(told: Path, count: int) -> None:
 
 @pytest.mark.slow
 def test_killed_at_random_instants(tmp_path: Path) -> None:
-    """120 kills; every tenth life starts with a new file, so that creation is hit too."""
+    """50 kills; every tenth life starts with a new file, so that creation is hit too."""
     chance = random.Random(20260301)
     busy = 0
-    for life in range(120):
+    for life in range(50):
         if life % 10 == 0:
             path, told = tmp_path / f"{life}.sqlite", tmp_path / f"{life}.told"
             count, epsilon = 0, 0.0
@@ -94,11 +94,11 @@ def test_killed_at_random_instants(tmp_path: Path) -> None:
         if path.exists():
             before, count = count, check(path, told, count)
             busy += count > before
-        if life > 115:  # the count decides ε; the real accountant agrees, now and then
+        if life > 46:  # the count decides ε; the real accountant agrees, now and then
             with Ledger.open(path) as ledger:
                 before_epsilon, epsilon = epsilon, ledger.epsilon("a", 1e-5, "add-remove")
             assert epsilon > before_epsilon or (epsilon, count) == (before_epsilon, before)
-    assert busy >= 80  # the kills hit lives that were writing
+    assert busy >= 30  # the kills hit lives that were writing
 
 
 def test_killed_at_every_statement(tmp_path: Path) -> None:
@@ -154,7 +154,7 @@ def test_two_processes_lose_nothing(tmp_path: Path) -> None:
 
 
 def test_two_processes_do_not_both_slip_under_the_cap(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """ε = 0.3 √n stands in for the accountant and takes its time; a cap of 3 has room for exactly 100 events."""
+    """ε = 0.3 √n stands in for the accountant and takes its time; a cap of 3 allows exactly 100 events."""
 
     def admits(limit: Limit, events: Mapping[Event, int], first: FirstPlan | None) -> bool:
         time.sleep(0.001)
@@ -163,12 +163,12 @@ def test_two_processes_do_not_both_slip_under_the_cap(tmp_path: Path, monkeypatc
     monkeypatch.setattr(Limit, "admits", admits)
     monkeypatch.setattr(Limit, "total", lambda *_: Total(3.0, "stand-in"))
     path = tmp_path / "ledger.sqlite"
-    cap = Cap(3.0, 1e-5, "add-remove")
+    cap = PrivacyBudget(3.0, 1e-5, "add-remove")
 
     def body(who: int) -> None:
         refused = 0
         with Ledger.open(path) as ledger:
-            for number in range(101):  # more than there is room for: nobody gets through without a refusal
+            for number in range(101):  # more than the cap allows: nobody gets through without a refusal
                 try:
                     ledger.reserve("a", EVENT, f"run-{who}", str(number), cap=cap)
                 except BudgetError:

@@ -12,7 +12,7 @@ from fedspa.agent.ledger.report import export, summary, verify
 from fedspa.errors import BudgetError, LedgerError
 from fedspa.mechanisms.gaussian.event import GaussianEvent
 from fedspa.privacy import accounting
-from fedspa.privacy.cap import Cap, FirstPlan
+from fedspa.privacy.budget import FirstPlan, PrivacyBudget
 
 EVENT = GaussianEvent("poisson", 50, 500, 50, 8.2)
 OTHER = GaussianEvent("poisson", 50, 500, 50, 12.0)
@@ -43,7 +43,7 @@ def test_a_plan_has_a_plausible_number_of_participations(path: Path, announced: 
 
 
 def test_a_run_of_exactly_the_cap_takes_place_and_nothing_after_it(path: Path) -> None:
-    cap = Cap(accounting.epsilon({EVENT: 20}, 1e-3, neighbours="add-remove"), 1e-3, "add-remove")
+    cap = PrivacyBudget(accounting.epsilon({EVENT: 20}, 1e-3, neighbours="add-remove"), 1e-3, "add-remove")
     with Ledger.open(path) as ledger:
         ledger.require("a", EVENT, cap, participations=20)
         for message in range(20):
@@ -56,17 +56,9 @@ def test_a_run_of_exactly_the_cap_takes_place_and_nothing_after_it(path: Path) -
     assert (told.accountant, told.epsilon_left, told.participations_left) == ("pld (one plan)", 0.0, 0)
 
 
-def test_what_is_left_of_a_plan_is_told(path: Path) -> None:
-    cap = Cap(accounting.epsilon({EVENT: 20}, 1e-3, neighbours="add-remove"), 1e-3, "add-remove")
-    with Ledger.open(path) as ledger:
-        for message in range(7):
-            ledger.reserve("a", EVENT, "run", str(message), cap=cap, announced=20)
-    assert summary(path, delta=1e-3, neighbours="add-remove", cap=cap).agents[0].participations_left == 13
-
-
 def test_a_server_that_changes_its_plan_within_the_run_leaves_the_plan(path: Path) -> None:
     """Other noise in the second round, even more of it; or more rounds than it said first."""
-    cap = Cap(accounting.epsilon({EVENT: 20}, 1e-3, neighbours="add-remove"), 1e-3, "add-remove")
+    cap = PrivacyBudget(accounting.epsilon({EVENT: 20}, 1e-3, neighbours="add-remove"), 1e-3, "add-remove")
     with Ledger.open(path) as ledger:
         for message in range(19):
             ledger.reserve("a", EVENT, "run", str(message), cap=cap, announced=20)

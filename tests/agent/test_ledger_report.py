@@ -10,14 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from fedspa.agent.ledger import report, storage
 from fedspa.agent.ledger.ledger import Ledger
-from fedspa.agent.ledger.report import COLUMNS, MOST_PROBLEMS, export, lines, summary, verify
+from fedspa.agent.ledger.report import export, lines, summary, verify
 from fedspa.agent.ledger.storage import GENESIS, entry_hash
-from fedspa.algorithms.cpsgd.event import BinomialEvent
-from fedspa.errors import LedgerError, PrivacyError
+from fedspa.algorithms.cpsgd.accounting import BinomialEvent
+from fedspa.errors import LedgerError
 from fedspa.mechanisms.gaussian.event import GaussianEvent
-from fedspa.privacy.cap import BY_FILTER, Cap, Total, floor_total, total
+from fedspa.privacy.budget import BY_FILTER, PrivacyBudget, total, worst_case_total
 
 EVENT = GaussianEvent("poisson", 50, 500, 50, 8.20)
 OTHER = GaussianEvent("poisson", 50, 500, 50, 12.0)
@@ -43,7 +42,7 @@ def edit(path: Path, *statements: str) -> None:
 
 
 def test_summary(path: Path) -> None:
-    told = summary(path, delta=1e-3, neighbours="add-remove", cap=Cap(1.0, 1e-3, "add-remove"))
+    told = summary(path, delta=1e-3, neighbours="add-remove", cap=PrivacyBudget(1.0, 1e-3, "add-remove"))
     assert (told.entries, told.releases, len(told.head)) == (9, 2, 64)
     a, b = told.agents
     assert (a.agent, b.agent) == ("a", "b")
@@ -59,32 +58,6 @@ def test_summary(path: Path) -> None:
         assert a.epsilon == ledger.epsilon("a", 1e-3, "add-remove") > b.epsilon > 0
         assert not ledger.would_exceed("a", OTHER, a.cap, participations=a.participations_left)
         assert ledger.would_exceed("a", OTHER, a.cap, participations=a.participations_left + 1)
-
-
-def test_summary_of_one_agent_without_cap(path: Path) -> None:
-    (b,) = summary(path, delta=1e-3, neighbours="replace-one", agent="b").agents
-    assert (b.agent, b.cap, b.epsilon_left, b.participations_left) == ("b", None, None, None)
-    with pytest.raises(LedgerError, match="no entries of agent 'c'; it knows: a, b"):
-        summary(path, delta=1e-3, neighbours="add-remove", agent="c")
-
-
-def test_summary_over_the_cap_has_nothing_left(path: Path) -> None:
-    (b,) = summary(path, delta=1e-3, neighbours="add-remove", agent="b", cap=Cap(1e-3, 1e-3, "add-remove")).agents
-    assert (b.epsilon_left, b.participations_left) == (0.0, 0)
-
-
-def test_summary_of_an_empty_ledger(tmp_path: Path) -> None:
-    Ledger.open(tmp_path / "new.sqlite").close()
-    told = summary(tmp_path / "new.sqlite", delta=1e-3, neighbours="add-remove", cap=Cap(1.0, 1e-3, "add-remove"))
-    assert (told.entries, told.head, told.agents) == (0, GENESIS, ())
-    assert verify(tmp_path / "new.sqlite") == []
-
-
-def test_summary_refuses_a_total_that_is_not_sound(path: Path) -> None:
-    with Ledger.open(path) as ledger:
-        ledger.reserve("a", GaussianEvent("fixed", 50, 500, 50, 17.0), "run-3", "0")
-    with pytest.raises(PrivacyError, match="ask for 'replace-one'"):
-        summary(path, delta=1e-3, neighbours="add-remove")
 
 
 def test_export_is_json_and_can_be_checked_without_fedspa(path: Path) -> None:
@@ -103,25 +76,17 @@ def test_export_is_json_and_can_be_checked_without_fedspa(path: Path) -> None:
     assert told["head"] == {"entries": 9, "releases": 2, "hash": link}
 
 
-def test_lines_are_the_entries_of_an_export(path: Path) -> None:
-    content, (head, found) = export(path), lines(path)
-    assert head == content["head"]["hash"]
-    assert [line | {"event": json.loads(line["event"])} for line in found] == content["entries"]
-    assert tuple(found[0]) == COLUMNS
-
-
 @pytest.mark.parametrize(
     "statement",
     [
         "UPDATE entry SET agent = x'ff' WHERE sequence = 2",
-        "UPDATE entry SET reserved_at = x'00' WHERE sequence = 2",
         "UPDATE release SET digest = x'00' WHERE sequence = 1",
     ],
 )
 def test_lines_that_are_no_text_are_refused(path: Path, statement: str) -> None:
     edit(path, statement)
-    with pytest.raises(LedgerError, match="no text where text belongs"):
-        lines(path)
+    with Ledger.read(path) as ledger, pytest.raises(LedgerError, match="no text where text belongs"):
+        lines(ledger, "run-1")
 
 
 @pytest.mark.parametrize(
@@ -130,18 +95,15 @@ def test_lines_that_are_no_text_are_refused(path: Path, statement: str) -> None:
         (["DELETE FROM entry WHERE sequence = 5"], "entries 5 to 5 are missing"),
         (["DELETE FROM entry WHERE sequence = 9"], "it acknowledged 9 entries and holds 8"),
         (["UPDATE entry SET agent = 'b' WHERE sequence = 9"], "entry 9: its hash does not fit"),
-        (["UPDATE entry SET reserved_at = '2020'  WHERE sequence = 2"], "entry 2: its hash does not fit"),
         (["UPDATE entry SET agent = x'00ff' WHERE sequence = 2"], "entry 2: its hash does not fit"),
         (["UPDATE entry SET hash = 'x' WHERE sequence = 2"], "entry 3: its hash does not fit"),
         (["UPDATE event SET text = replace(text, '8.2', '8.3')"], "entry 1: its hash does not fit"),
         (["UPDATE event SET text = '{}' WHERE id = 1"], "event 1: "),
         (["UPDATE event SET id = 7 WHERE id = 1"], "refers to a missing event"),
         (["UPDATE total SET count = 3 WHERE count = 4"], "the total of agent 'a', event 1 differs"),
-        (["DELETE FROM total WHERE agent = 'b'"], "the total of agent 'b', event 2 differs"),
         (["DELETE FROM release WHERE sequence = 1"], "the last release has number 2, and there are 1"),
         (["DELETE FROM release"], "it acknowledged 2 releases and holds 0"),
         (["DELETE FROM identity"], "is another ledger's"),
-        (["UPDATE event SET text = '{' || char(10) || '}' WHERE id = 1"], "event 1: "),
         (["DROP TABLE release"], "no such table"),
     ],
 )
@@ -167,12 +129,6 @@ def test_an_export_of_an_edited_ledger_is_refused(path: Path, statement: str) ->
         export(path)
 
 
-def test_a_summary_without_the_entries_is_refused(path: Path) -> None:
-    edit(path, "DELETE FROM entry WHERE sequence = 8")  # the last of b
-    with pytest.raises(LedgerError, match="entries are missing"):
-        summary(path, delta=1e-5, neighbours="add-remove", agent="b")
-
-
 def test_a_blank_page_anywhere_is_noticed(path: Path) -> None:
     with Ledger.open(path) as ledger:
         for number in range(300):
@@ -187,14 +143,6 @@ def test_a_blank_page_anywhere_is_noticed(path: Path) -> None:
             problems = [str(error)]
         assert problems, page
         assert not any("\n" in problem for problem in problems)
-
-
-def test_verify_stops_at_enough_problems(path: Path) -> None:
-    with Ledger.open(path) as ledger:
-        for number in range(50):
-            ledger.reserve("a", EVENT, "run-4", str(number))
-    edit(path, "UPDATE entry SET reserved_at = 'then'")
-    assert len(verify(path)) == MOST_PROBLEMS + 1
 
 
 def test_reading_leaves_nothing_behind_and_changes_nothing(path: Path) -> None:
@@ -225,62 +173,29 @@ def test_a_log_with_entries_is_read_and_left_to_a_writer(path: Path, tmp_path: P
 
 
 def test_both_views_of_what_was_aggregated(tmp_path: Path) -> None:
-    """Beside a local run: ε against the server, the floor, and what is left of a cap that trusts the cohort or not."""
-    local = BinomialEvent(10, 143, 1, 650, 1, 60, False, 1)
-    summed = replace(local, aggregated=8, members=10, colluders=2)
+    """Beside a local run: ε against the server, the worst case, and what is left of a cap, trusting or not."""
+    local = BinomialEvent(10, 143, 1, 650, 1, 60)
+    summed = replace(local, members=10, colluders=2)
     with Ledger.open(tmp_path / "ledger.sqlite") as ledger:
         ledger.reserve("a", summed, "run", "0")
         ledger.reserve("a", local, "another", "0")
         ledger.reserve("b", local, "another", "0")
         stated = ledger.total("a", 1e-3, "replace-one")
-        own, floor = stated.epsilon, floor_total(ledger.spent("a"), 1e-3, "replace-one", None, stated).epsilon
-        assert own < floor == total({local: 2}, 1e-3, "replace-one", None).epsilon
-    blind = Cap(2 * floor, 1e-3, "replace-one")
-    trusting = replace(blind, floor=2 * floor, min_honest=8)
+        own, worst = stated.epsilon, worst_case_total(ledger.spent("a"), 1e-3, "replace-one", None, stated).epsilon
+        assert own < worst == total({local: 2}, 1e-3, "replace-one", None).epsilon
+    blind = PrivacyBudget(2 * worst, 1e-3, "replace-one")
+    trusting = replace(blind, worst_case=2 * worst, min_honest=8)
     more = []
-    for cap, left in ((None, None), (blind, floor), (trusting, 2 * floor - own)):
+    for cap, left in ((None, None), (blind, worst), (trusting, 2 * worst - own)):
         a, b = summary(tmp_path / "ledger.sqlite", delta=1e-3, neighbours="replace-one", cap=cap).agents
-        assert (a.epsilon, a.epsilon_floor, b.epsilon_floor) == (own, floor, b.epsilon)
+        assert (a.epsilon, a.epsilon_worst_case, b.epsilon_worst_case) == (own, worst, b.epsilon)
         assert a.epsilon_left == (None if left is None else pytest.approx(left))
         more.append(a.participations_left)
     assert more[0] is None
-    assert more[1] == more[2] > 0  # the last event is local, and the floor bounds it under either cap
+    assert more[1] == more[2] > 0  # the last event is local, and the worst case bounds it under either cap
 
 
-def test_many_agents_cost_what_their_distinct_totals_cost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Counted in prices and in SQL statements, not in seconds: neither grows with the agents that are not listed."""
-    priced: list[object] = []
-    monkeypatch.setattr(
-        report, "total", lambda events, *_: priced.append(events) or Total(sum(events.values()), "counted")
-    )
-    asked: list[str] = []
-    connect = storage.connect
-
-    def traced(*arguments: object, **options: object) -> sqlite3.Connection:
-        connection = connect(*arguments, **options)  # type: ignore[arg-type]
-        connection.set_trace_callback(asked.append)
-        return connection
-
-    monkeypatch.setattr(storage, "connect", traced)
-    costs = {}
-    for agents in (60, 600):
-        path = tmp_path / f"{agents}.sqlite"
-        with Ledger.open(path) as ledger:
-            for number in range(3):
-                names = [f"agent-{i}" for i in range(agents) if i % 3 >= number]
-                ledger.reserve_many(dict.fromkeys(names, EVENT), "run", str(number))
-        priced.clear()
-        asked.clear()
-        told = summary(path, delta=1e-3, neighbours="add-remove", most=20)
-        assert len(priced) == 3
-        assert (told.known_agents, len(told.agents)) == (agents, 20)
-        assert {agent.epsilon for agent in told.agents} == {3} == {told.epsilon_most}
-        assert told.epsilon_least == 1
-        assert [agent.agent for agent in told.agents] == sorted(f"agent-{i}" for i in range(2, agents, 3))[:20]
-        costs[agents] = len(asked)
-        asked.clear()
-        priced.clear()
-        every = report.each_agent(path, delta=1e-3, neighbours="add-remove")
-        assert sum(agent.epsilon for agent in every) == told.entries
-        assert len(priced) == 3
-    assert costs[600] == costs[60] < 200
+def test_a_summary_without_the_entries_is_refused(path: Path) -> None:
+    edit(path, "DELETE FROM entry WHERE sequence = 8")  # the last of b
+    with pytest.raises(LedgerError, match="entries are missing"):
+        summary(path, delta=1e-5, neighbours="add-remove", agent="b")

@@ -1,4 +1,4 @@
-"""The agent's room without any carrier: a list of agents pays in one write and trains as one piece of work; a deployed
+"""The agent without a transport: a list of agents pays in one write and trains as one piece of work; a deployed
 agent trains for an entry once."""
 
 from __future__ import annotations
@@ -7,7 +7,6 @@ import sqlite3
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +16,13 @@ from small_runs import ALGORITHMS, small
 from torch import Tensor
 
 from fedspa.agent.ledger.ledger import Ledger
-from fedspa.agent.participate import Invitation, Refusal, judge, participate, participate_once
+from fedspa.agent.participate import Refusal, Request, check_terms, participate_once, pay, release
 from fedspa.agent.policy import Policy, PolicyRefusal
 from fedspa.algorithms import Agent
 from fedspa.errors import PayloadError
 from fedspa.runs.config import load
+from fedspa.runs.local import simulate_uploads
 from fedspa.runs.setup import Simulated, prepare
-from fedspa.runs.simulate import simulate_uploads
 from fedspa.server.coordinator import Coordinator
 
 POLICY = Policy(1000.0, 1e-3, "add-remove", 0.01, 1000, 1000, 1.0, ("l2", "coordinate"))
@@ -44,10 +43,10 @@ class Site:
         self.trained.append([agent.number for agent in agents])
         return self.job.server.algorithm.respond(theta, terms, agents, engine)
 
-    def invitation(self, **changes: Any) -> Invitation:
+    def request(self, **changes: Any) -> Request:
         algorithm = replace(self.job.server.algorithm, respond=self.respond)
         theta, coding = self.server.state.theta, self.job.server.coding
-        made = Invitation("run", algorithm, self.server.terms(), theta, coding, "secure")
+        made = Request("run", algorithm, self.server.terms(), theta, coding, "secure")
         return replace(made, **changes)
 
     def agent(self, number: int) -> Agent:
@@ -55,8 +54,8 @@ class Site:
         x, y = self.job.data.train_x[held], self.job.data.train_y[held]
         return Agent(number, x, y, self.server.mask_seed(self.server.terms(), number), bytes([number]) * 32)
 
-    def once(self, invitation: Invitation) -> bytes:
-        return participate_once(invitation, "clinic", self.agent(0), self.job.engine, self.path, POLICY)
+    def once(self, request: Request) -> bytes:
+        return participate_once(request, "clinic", self.agent(0), self.job.engine, self.path, POLICY)
 
 
 @pytest.fixture
@@ -70,9 +69,10 @@ def test_a_list_pays_in_one_write_and_trains_as_one_piece(site: Site, monkeypatc
     monkeypatch.setattr(Ledger, "transaction", lambda self: writes.append("write") or write(self))
     agents = {name: site.agent(number) for number, name in enumerate(("a", "b", "c"))}
     with Ledger.open(site.path) as ledger:
-        payloads = participate(
-            site.invitation(), agents, partial(simulate_uploads, engine=site.job.engine), ledger, POLICY.cap
-        )
+        request = site.request()
+        pay(request, agents, ledger, POLICY.cap)
+        payloads = simulate_uploads(request, agents, site.job.engine)
+        release(request, payloads, ledger)
         entries = [ledger.find(name, "run", "round-0") for name in agents]
     assert site.trained == [[0, 1, 2]]
     assert writes == ["write", "write"]  # all entries, then all marks
@@ -84,48 +84,42 @@ def test_a_list_pays_in_one_write_and_trains_as_one_piece(site: Site, monkeypatc
 
 
 def test_an_update_that_is_not_finite_ends_a_simulation_and_no_deployment(site: Site) -> None:
-    invitation = site.invitation()
+    request = site.request()
 
     def broken(*arguments: Any) -> Iterator[Any]:
         for update in site.respond(*arguments):
             update.values[0] = float("nan")
             yield update
 
-    invitation = replace(invitation, algorithm=replace(invitation.algorithm, respond=broken))
+    request = replace(request, algorithm=replace(request.algorithm, respond=broken))
     with pytest.raises(PayloadError):
-        participate(invitation, {"a": site.agent(0)}, partial(simulate_uploads, engine=site.job.engine), None, None)
-    assert site.once(invitation).startswith(b"FSPA")
-
-
-def test_once_means_once(site: Site) -> None:
-    first = site.once(site.invitation())
-    assert site.once(site.invitation(theta=site.server.state.theta + 1)) == first
-    assert site.trained == [[0]]
+        simulate_uploads(request, {"a": site.agent(0)}, site.job.engine)
+    assert site.once(request).startswith(b"FSPA")
 
 
 def test_what_was_paid_for_and_failed_is_spent(site: Site) -> None:
-    failing = site.invitation()
+    failing = site.request()
 
     def fail(*_: Any) -> Iterator[Any]:
         raise MemoryError
 
-    for invitation in (replace(failing, algorithm=replace(failing.algorithm, respond=fail)), failing):
+    for request in (replace(failing, algorithm=replace(failing.algorithm, respond=fail)), failing):
         with pytest.raises(Refusal) as caught:
-            site.once(invitation)
+            site.once(request)
         assert caught.value.code == "spent"
     assert site.trained == []
 
 
 def test_seeded_noise_and_no_plan_are_refused_before_a_record_is_looked_at(site: Site, tmp_path: Path) -> None:
     with pytest.raises(Refusal) as caught:
-        judge(site.invitation(noise="seeded"), POLICY, simulated=False)
+        check_terms(site.request(noise="seeded"), POLICY, simulated=False)
     assert caught.value.code == "noise"
     with pytest.raises(PolicyRefusal):
-        judge(Site(tmp_path / "other", **ALGORITHMS["fedavg"]).invitation(noise=None), POLICY, simulated=False)
-    judge(site.invitation(noise="seeded"), None, simulated=True)
+        check_terms(Site(tmp_path / "other", **ALGORITHMS["fedavg"]).request(noise=None), POLICY, simulated=False)
+    check_terms(site.request(noise="seeded"), None, simulated=True)
 
 
-@pytest.mark.parametrize("check", ["Ledger.require_known", "Ledger.find", "Ledger.participations", "Policy.admit"])
+@pytest.mark.parametrize("check", ["Ledger.find", "Policy.admit"])
 def test_what_was_checked_still_holds_when_it_is_paid(check: str, site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     """Another tool, which takes no lock on the outbox, cannot spend between a check and the payment."""
     kind, name = {"Ledger": Ledger, "Policy": Policy}[check.partition(".")[0]], check.partition(".")[2]
@@ -142,6 +136,6 @@ def test_what_was_checked_still_holds_when_it_is_paid(check: str, site: Site, mo
         return found
 
     monkeypatch.setattr(kind, name, watched)
-    site.once(site.invitation())
+    site.once(site.request())
     assert locked
     assert all(locked)

@@ -88,7 +88,7 @@ def clipped(g: Tensor, plan: GaussianPlan) -> Tensor:
     """One example's gradient on the active coordinates, within the plan's bound; 0 where it is not finite."""
     if not torch.isfinite(g).all():
         return torch.zeros_like(g)
-    bound = plan.clip_value * (1 - CLIP_MARGIN)  # room for rounding: what is enforced is never above what is priced
+    bound = plan.clip_value * (1 - CLIP_MARGIN)  # a margin for rounding, below what is accounted
     if plan.clip == "coordinate":
         return g.clamp(-bound, bound)
     return g * (bound / max(float(torch.linalg.vector_norm(g)), bound))

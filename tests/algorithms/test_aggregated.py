@@ -11,18 +11,17 @@ from sample_plans import GAUSSIAN_PLAN, SHARED_PLAN
 from torch import Tensor, nn
 
 from fedspa.algorithms import Agent, Terms, aggregated, chosen
-from fedspa.engine.local import BatchedGradients
+from fedspa.engine.local import Engine
 from fedspa.engine.native import NativeEngine, library
 from fedspa.engine.per_example import PerExampleEngine, float64_reference
-from fedspa.engine.task import Engine
 from fedspa.engine.traced import trace_engine
 from fedspa.errors import PrivacyError
 from fedspa.examples import Examples
 from fedspa.learning.flat import FlatModel
 from fedspa.mechanisms.base import CLIP_UNITS
-from fedspa.mechanisms.discrete_gaussian.event import FINE, SIGMA
+from fedspa.mechanisms.discrete_gaussian.plan import FINE, SIGMA, DiscreteGaussianPlan
 from fedspa.randomness.mask import active_coordinates
-from fedspa.randomness.streams import derive_key
+from fedspa.randomness.streams import Stream, derive_key
 
 FED_SPA = chosen("fedspa", "secure-aggregation")
 RECORDS, SHAPE, CLASSES = 40, (2, 6, 6), 4
@@ -57,11 +56,12 @@ def sum_of(engine: Engine, terms: Terms, who: Agent, parts: int = 1) -> np.ndarr
 
 def traced() -> Engine:
     who = agent()
-    assert isinstance(who.x, Tensor)
-    assert isinstance(who.y, Tensor)
-    made = trace_engine(net(), Examples(who.x[:1], who.y[:1]), None, 1, torch.device("cpu"))
-    assert isinstance(made, BatchedGradients)
-    return made  # type: ignore[return-value]
+    assert isinstance(who.pool_x, Tensor)
+    assert isinstance(who.pool_y, Tensor)
+    made = trace_engine(net(), Examples(who.pool_x[:1], who.pool_y[:1]), None, 1, torch.device("cpu"))
+    assert isinstance(made, Engine)
+    assert made.takes_slots
+    return made
 
 
 ENGINES = {
@@ -82,7 +82,7 @@ def test_every_engine_adds_up_what_the_reference_does(name: str, terms: Terms) -
     assert np.abs(truth).max() > CLIP_UNITS / 10
     assert np.abs(found - truth).max() <= 40 * 60
     # Each record is clipped on the mask, not before it is cut to it.
-    one = replace(who, x=who.x[:1], y=who.y[:1])  # type: ignore[index]
+    one = replace(who, pool_x=who.pool_x[:1], pool_y=who.pool_y[:1])  # type: ignore[index]
     norm = float(np.linalg.norm(sum_of(ENGINES[name](), terms, one).astype(float)))
     assert 0.99 * CLIP_UNITS < norm <= CLIP_UNITS
 
@@ -91,16 +91,16 @@ def test_every_engine_adds_up_what_the_reference_does(name: str, terms: Terms) -
 def test_records_among_those_of_others_and_in_parts_make_the_same_sum(name: str) -> None:
     someone, other = agent(0), agent(1)
     rows = torch.randperm(2 * RECORDS, generator=torch.Generator().manual_seed(1))[:RECORDS]
-    x, y = torch.cat([other.x, other.x]), torch.cat([other.y, other.y])  # type: ignore[list-item]
-    x[rows], y[rows] = someone.x, someone.y  # type: ignore[assignment]
-    engine, among = ENGINES[name](), replace(someone, x=x, y=y, rows=rows)
+    x, y = torch.cat([other.pool_x, other.pool_x]), torch.cat([other.pool_y, other.pool_y])  # type: ignore[list-item]
+    x[rows], y[rows] = someone.pool_x, someone.pool_y  # type: ignore[assignment]
+    engine, among = ENGINES[name](), replace(someone, pool_x=x, pool_y=y, rows=rows)
     for parts in (1, 3, 64):
         assert np.array_equal(sum_of(engine, TERMS, among, parts), sum_of(engine, TERMS, someone))
 
 
 def test_places_of_an_engine_that_takes_records_together_change_no_sum() -> None:
     engine = traced()
-    alone, placed = (sum_of(engine, TERMS, replace(agent(), room=room)) for room in (None, 64))
+    alone, placed = (sum_of(engine, TERMS, replace(agent(), max_records=most)) for most in (None, 64))
     assert np.abs(alone - placed).max() <= 40 * 8
 
 
@@ -110,9 +110,9 @@ def test_a_mask_that_leads_outside_is_refused() -> None:
     theta = FlatModel(net()).flatten()
     for mask in ([0, DIMENSION], [-1, 3], [3, 3]):
         with pytest.raises(Exception, match="mask"):
-            engine.clipped_sum(theta, who.x, who.y, "l2", 0.1, torch.tensor(mask))  # type: ignore[arg-type]
+            engine.clipped_sum(theta, who.pool_x, who.pool_y, "l2", 0.1, torch.tensor(mask))  # type: ignore[arg-type]
     with pytest.raises(Exception, match="numbered beyond"):
-        engine.clipped_sum(theta, who.x, who.y, "l2", 0.1, None, torch.tensor([RECORDS]))  # type: ignore[arg-type]
+        engine.clipped_sum(theta, who.pool_x, who.pool_y, "l2", 0.1, None, torch.tensor([RECORDS]))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("terms", [TERMS, DENSE], ids=["sparse", "dense"])
@@ -149,29 +149,33 @@ def test_noise_is_of_a_share_and_of_the_agents_key() -> None:
     assert abs(first.std() / SIGMA - 1) < 6 / np.sqrt(2 * DIMENSION) + RECORDS / FINE / SIGMA
 
 
-@NATIVE
-def test_threads_and_company_change_no_answer() -> None:
-    theta, agents = FlatModel(net()).flatten(), [agent(i) for i in range(5)]
-    alone = [next(FED_SPA.respond(theta, TERMS, [who], NativeEngine(net(), 1))).values for who in agents]
-    for threads in (1, 2, 3):
-        together = FED_SPA.respond(theta, TERMS, agents, NativeEngine(net(), threads))
-        assert all(np.array_equal(one, other.values) for one, other in zip(alone, together, strict=True))
-    split = next(FED_SPA.respond(theta, TERMS, [agents[0]], NativeEngine(net(), 4)))
-    assert np.array_equal(split.values, alone[0])
-
-
 def test_a_record_without_a_gradient_counts_as_zero_and_tells_nobody(caplog: pytest.LogCaptureFixture) -> None:
     who = agent()
-    assert isinstance(who.x, Tensor)
-    who.x[3] = torch.nan
+    assert isinstance(who.pool_x, Tensor)
+    who.pool_x[3] = torch.nan
     theta, engine = FlatModel(net()).flatten(), PerExampleEngine(net())
     answer = next(FED_SPA.respond(theta, TERMS, [who], engine))
-    without = replace(who, x=torch.cat([who.x[:3], who.x[4:]]), y=torch.cat([who.y[:3], who.y[4:]]))  # type: ignore[index]
+    without = replace(
+        who, pool_x=torch.cat([who.pool_x[:3], who.pool_x[4:]]), pool_y=torch.cat([who.pool_y[:3], who.pool_y[4:]])
+    )  # type: ignore[index]
     assert np.array_equal(answer.values, next(FED_SPA.respond(theta, TERMS, [without], engine)).values)
     assert "1 of the examples" in caplog.text
 
 
 def test_a_plan_of_another_mechanism_is_refused() -> None:
     terms = replace(TERMS, steps=replace(GAUSSIAN_PLAN, dimension=DIMENSION))
-    with pytest.raises(PrivacyError, match="no plan of a sum"):
+    with pytest.raises(PrivacyError, match="no DiscreteGaussianPlan"):
         next(FED_SPA.respond(FlatModel(net()).flatten(), terms, [agent()], PerExampleEngine(net())))
+
+
+def test_rounding_and_noise_come_from_streams_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two streams over one key repeat each other, and no statistic would see it in the numbers."""
+    drawn: list[int] = []
+
+    def share(total: object, plan: DiscreteGaussianPlan, rounding: Stream, noise: Stream) -> np.ndarray:
+        drawn.extend(int(stream.uint64(1)[0]) for stream in (rounding, noise))
+        return np.zeros(plan.active, dtype=np.int64)
+
+    monkeypatch.setattr(aggregated, "share", share)
+    list(FED_SPA.respond(FlatModel(net()).flatten(), TERMS, [agent(0), agent(1)], PerExampleEngine(net())))
+    assert len(set(drawn)) == 4

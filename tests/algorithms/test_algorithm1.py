@@ -9,12 +9,14 @@ from safetensors.torch import load_file
 from torch import nn
 
 import fedspa
-from fedspa.algorithms.builtin import FED_SPA
+from fedspa.agent.participate import Request
+from fedspa.algorithms.algorithm import FED_SPA
 from fedspa.learning.flat import FlatModel
 from fedspa.randomness.streams import agent_key, derive_key, mask_seed, root_key
 from fedspa.runs.config import load
+from fedspa.runs.local import LocalTransport
 from fedspa.runs.setup import prepare
-from fedspa.runs.simulate import Simulation
+from fedspa.server.coordinator import Coordinator
 
 SEED = 7
 
@@ -23,7 +25,14 @@ def config(clip: str, **run: object) -> fedspa.Config:
     return load(
         {
             "federation": {"agents": 5, "rounds": 3, "per_round": 3},
-            "algorithm": {"compression": 0.1, "local_steps": 3, "batch": 20, "local_lr": 0.3, "coding": "f32"},
+            "algorithm": {
+                "compression": 0.1,
+                "local_steps": 3,
+                "batch": 20,
+                "local_lr": 0.3,
+                "server": "adam",
+                "coding": "f32",
+            },
             "privacy": {"noise_multiplier": 1.5, "clip": clip, "clip_value": 0.2, "noise": "seeded"},
             "run": {"engine": "reference", "seed": SEED, **run},
         }
@@ -80,12 +89,13 @@ def test_a_whole_run_ends_at_the_same_parameters(clip, tmp_path):
 @pytest.mark.parametrize("clip", ["l2", "coordinate"])
 def test_an_agents_upload_has_the_same_bits(clip):
     twin = Twin(config(clip))
-    simulation = Simulation(prepare(config(clip)))
-    terms = simulation.server.terms()
-    agents = simulation._agents([0, 3], terms)
-    for agent, update in zip(
-        agents, FED_SPA.respond(simulation.server.state.theta, terms, agents, simulation.job.engine)
-    ):
+    job = prepare(config(clip))
+    server = Coordinator(job.server)
+    terms = server.terms()
+    request = Request("run", FED_SPA, terms, server.state.theta, job.server.coding, "seeded")
+    found = LocalTransport(job).agents(request, {number: server.mask_seed(terms, number) for number in (0, 3)})
+    agents = list(found.values())
+    for agent, update in zip(agents, FED_SPA.respond(server.state.theta, terms, agents, job.engine)):
         plain = local_update(
             twin.theta,
             twin.agents[agent.number],

@@ -12,16 +12,15 @@ import torch
 from torch import nn
 
 from fedspa.algorithms import ALGORITHMS, Agent, Terms
+from fedspa.engine.local import LocalResult, LocalTask
 from fedspa.engine.native import NativeEngine, library
 from fedspa.engine.per_example import PerExampleEngine
-from fedspa.engine.task import LocalResult, LocalTask, ReadsRows
 from fedspa.errors import PrivacyError
 from fedspa.learning.flat import FlatModel
 from fedspa.mechanisms.base import NoPlan
 from fedspa.mechanisms.gaussian.plan import GaussianPlan
 from fedspa.randomness.mask import active_coordinates
-from fedspa.randomness.sampling import draw_batch
-from fedspa.randomness.streams import Stream, agent_key, derive_key, mask_seed
+from fedspa.randomness.streams import Stream, agent_key, derive_key, draw_batch, mask_seed
 
 ROOT = bytes(range(32))
 D, K, B, M, TAU = 33, 11, 5, 20, 4  # a linear layer from 10 to 3
@@ -70,7 +69,7 @@ def test_a_round_is_algorithm_1() -> None:
         for i in batch:
             point = local.clone().requires_grad_()
             (g,) = torch.autograd.grad(
-                model.mean_loss(point, someone.x[i : i + 1].double(), someone.y[i : i + 1]), point
+                model.mean_loss(point, someone.pool_x[i : i + 1].double(), someone.pool_y[i : i + 1]), point
             )
             g = mask * g
             total += g * min(1.0, 0.4 / float(g.norm()))
@@ -91,12 +90,12 @@ def test_a_round_is_algorithm_1() -> None:
 def test_the_noise_of_an_update_is_what_the_server_expects(mask: str) -> None:
     """Clips so small that noise is all there is: σ²/p² a step for per-agent masks, σ² for the others, τ steps.
 
-    200 agents × 11 values: the standard deviation is within 5 standard errors (false alarm below 1e-6).
+    100 agents × 11 values: the standard deviation is within 5 standard errors (false alarm below 1e-6).
     """
     tiny = plan(clip_value=1e-6, noise_multiplier=50.0)
     announced = terms(steps=tiny, mask=mask, mask_seed=None if mask == "per-agent" else bytes(16))
     updates = ALGORITHMS["fedspa"].respond(
-        FlatModel(net()).flatten() * 0, announced, [agent(i) for i in range(200)], PerExampleEngine(net())
+        FlatModel(net()).flatten() * 0, announced, [agent(i) for i in range(100)], PerExampleEngine(net())
     )
     values = np.concatenate([update.values for update in updates])
     factor = D / K if mask == "per-agent" else 1.0
@@ -107,9 +106,12 @@ def test_the_noise_of_an_update_is_what_the_server_expects(mask: str) -> None:
 def among_others(who: Agent) -> Agent:
     """The same agent, its records between those of two others, in another order."""
     rows = M + torch.randperm(M, generator=torch.Generator().manual_seed(1))
-    x, y = torch.cat([agent(1).x, who.x, agent(2).x]), torch.cat([agent(1).y, who.y, agent(2).y])
-    x[rows], y[rows] = who.x, who.y
-    return replace(who, x=x, y=y, rows=rows)
+    x, y = (
+        torch.cat([agent(1).pool_x, who.pool_x, agent(2).pool_x]),
+        torch.cat([agent(1).pool_y, who.pool_y, agent(2).pool_y]),
+    )
+    x[rows], y[rows] = who.pool_x, who.pool_y
+    return replace(who, pool_x=x, pool_y=y, rows=rows)
 
 
 @pytest.mark.parametrize("algorithm", ["fedspa", "fedavg"])
@@ -119,7 +121,6 @@ def test_records_among_those_of_others_make_the_same_update(algorithm: str, nati
     if native and library.library() is None:
         pytest.skip("the native engine was not built")
     engine = NativeEngine(net(), 1) if native else PerExampleEngine(net())
-    assert isinstance(engine, ReadsRows) == native
     someone, announced = agent(7), terms() if algorithm == "fedspa" else terms(steps=FREE)
     assert among_others(someone).records == someone.records
     answers = [
@@ -129,39 +130,18 @@ def test_records_among_those_of_others_make_the_same_update(algorithm: str, nati
     assert np.array_equal(answers[0].values, answers[1].values)
 
 
-def test_masks_are_the_agents_own_or_everyones() -> None:
-    theta, engine = FlatModel(net()).flatten(), PerExampleEngine(net())
-    agents = [agent(0), agent(1)]
-    own = list(ALGORITHMS["fedspa"].respond(theta, terms(), agents, engine))
-    assert own[0].mask_seed != own[1].mask_seed
-    common = list(ALGORITHMS["fedspa"].respond(theta, terms(mask="shared", mask_seed=bytes(16)), agents, engine))
-    assert common[0].mask_seed == common[1].mask_seed == bytes(16)
-
-
 @pytest.mark.parametrize("clip", ["l2", "coordinate"])
 def test_honest_updates_stay_within_the_plausible_bound(clip: str) -> None:
     announced = terms(steps=plan(clip=clip, clip_value=0.4, clip_rule="quantile"))
-    agents = [replace(agent(i), x=agent(i).x * 1e3) for i in range(20)]
+    agents = [replace(agent(i), pool_x=agent(i).pool_x * 1e3) for i in range(20)]
     for update in ALGORITHMS["fedspa"].respond(FlatModel(net()).flatten(), announced, agents, PerExampleEngine(net())):
         assert np.abs(update.values).max() < announced.update_bound
-
-
-def test_fedavg_and_dp_fed_upload_every_coordinate() -> None:
-    theta, engine = FlatModel(net()).flatten(), PerExampleEngine(net())
-    for name, announced in (
-        ("fedavg", terms(steps=replace(FREE, active=D))),
-        ("dp-fed", terms(steps=plan(active=D))),
-    ):
-        (update,) = ALGORITHMS[name].respond(theta, announced, [agent(0)], engine)
-        assert update.active == D
-    assert not ALGORITHMS["fedavg"].private
-    assert ALGORITHMS["dp-fed"].private
 
 
 def test_a_record_more_changes_no_other_records_chance() -> None:
     """Add-remove neighbours sample at one rate, the plan's: B over the public m, whatever an agent holds."""
     one = agent(0)
-    more = replace(one, x=torch.cat([one.x, one.x[:1]]), y=torch.cat([one.y, one.y[:1]]))
+    more = replace(one, pool_x=torch.cat([one.pool_x, one.pool_x[:1]]), pool_y=torch.cat([one.pool_y, one.pool_y[:1]]))
     seen: list[LocalTask] = []
 
     class Watching(PerExampleEngine):
@@ -176,7 +156,7 @@ def test_a_record_more_changes_no_other_records_chance() -> None:
 
 def test_fixed_batches_of_fewer_records_than_the_plan_names_are_refused() -> None:
     """There the rate would be larger than the one that is accounted."""
-    few = replace(agent(0), x=agent(0).x[:-1], y=agent(0).y[:-1])
+    few = replace(agent(0), pool_x=agent(0).pool_x[:-1], pool_y=agent(0).pool_y[:-1])
     fixed = plan(sampling="fixed", neighbours="replace-one")
     with pytest.raises(PrivacyError, match=f"{M - 1} records"):
         list(

@@ -24,12 +24,12 @@ from scipy import signal
 
 from fedspa.mechanisms.gaussian.event import GaussianEvent
 from fedspa.privacy import accounting
-from fedspa.privacy.cap import Cap, FirstPlan, admits
+from fedspa.privacy.budget import FirstPlan, PrivacyBudget, admits
 from fedspa.privacy.event import Event
-from fedspa.privacy.pld import Array, LossMass, composed_mass, reach_for
+from fedspa.privacy.pld import Array, LossMass, composed_mass, tail_cutoff
 from fedspa.privacy.subsampling import Added, Removed
 
-CAP = Cap(1.0, 1e-5, "add-remove")
+CAP = PrivacyBudget(1.0, 1e-5, "add-remove")
 STEP = 2.0**-10
 REACH = 30.0  # losses that are looked at, either way
 
@@ -47,7 +47,7 @@ class Choice(NamedTuple):
 
 def losses(event: GaussianEvent, times: int, side: Side) -> LossMass:
     steps = event.steps * times
-    one = side(event.rate, 1 / event.noise_multiplier).discretise(STEP, reach_for(steps, CAP.delta))
+    one = side(event.rate, 1 / event.noise_multiplier).discretise(STEP, tail_cutoff(steps, CAP.delta))
     return one if steps == 1 else composed_mass(one, steps)
 
 
@@ -128,7 +128,9 @@ def loudest(admitted: Callable[[GaussianEvent], bool], batch: int, records: int,
 SHAPES = ((1, 1, 1), (1, 10, 10), (1, 100, 1), (1, 10_000, 1), (1, 1000, 1000))
 
 
-def menu(spent: Spent, first: FirstPlan | None, cap: Cap, shapes: Sequence[tuple[int, int, int]]) -> list[Choice]:
+def menu(
+    spent: Spent, first: FirstPlan | None, cap: PrivacyBudget, shapes: Sequence[tuple[int, int, int]]
+) -> list[Choice]:
     """For each shape the loudest event that the cap still admits after `spent`."""
 
     def admitted(event: GaussianEvent) -> bool:
@@ -153,7 +155,7 @@ def test_choices_of_one_round_keep_to_the_cap(first: GaussianEvent) -> None:
 def test_drawn_choices_keep_to_the_cap(seed: int) -> None:
     """Events, shapes, cap and δ at random, two rounds of choices."""
     draw = random.Random(seed)
-    cap = Cap(math.exp(draw.uniform(-1, 1.5)), draw.choice([1e-3, 1e-5, 1e-7]), "add-remove")
+    cap = PrivacyBudget(math.exp(draw.uniform(-1, 1.5)), draw.choice([1e-3, 1e-5, 1e-7]), "add-remove")
     shapes = [(1, draw.choice([1, 3, 30, 300, 3000]), draw.choice([1, 10, 100])) for _ in range(4)]
     start = menu({}, None, cap, [draw.choice(shapes)])[0].event
     first = replace(start, noise_multiplier=start.noise_multiplier * draw.uniform(1.2, 2))
@@ -170,7 +172,7 @@ def test_a_plan_that_may_be_given_up_keeps_to_the_cap(done: int) -> None:
     """The first plan costs all but a tenth of the cap by PLD. After some of it the server may go on with it, or take
     whatever the cap still admits instead."""
     plan = FirstPlan(noisy(50, 500, 50, 11.0), 20)
-    cap = Cap(1.1 * pld(plan.seen), CAP.delta, CAP.neighbours)
+    cap = PrivacyBudget(1.1 * pld(plan.seen), CAP.delta, CAP.neighbours)
     assert admits(plan.seen, cap, plan)
     assert not admits(plan.seen, cap, None)
     rest = Choice(plan.event, 20 - done)
@@ -186,7 +188,7 @@ def test_a_plan_that_may_be_given_up_keeps_to_the_cap(done: int) -> None:
 @pytest.mark.parametrize("delta", [1e-3, 1e-5])
 def test_choices_of_two_rounds_keep_to_the_cap(delta: float) -> None:
     """First an event, then one of several, then one of several again by both outcomes."""
-    cap = Cap(1.0, delta, "add-remove")
+    cap = PrivacyBudget(1.0, delta, "add-remove")
     first = noisy(1, 10, 10, 5.0)
     middle = [noisy(1, 1, 1, 8.0), noisy(1, 1000, 1, 0.7), noisy(1, 100, 100, 2.0)]
     admitted = [event for event in middle if admits({first: 1, event: 1}, cap, None)]

@@ -59,7 +59,8 @@ def test_a_plug_in_cannot_reprice_a_built_in_event(monkeypatch: pytest.MonkeyPat
     assert fedspa is not None
     assert fedspa.mechanism is not None
     monkeypatch.setattr(registry, "ALGORITHMS", dict(registry.ALGORITHMS))
-    registry.add("mine:ALG", replace(fedspa, mechanism=replace(fedspa.mechanism, events={"gaussian": Cheap})))
+    plan = type("CheapPlan", (fedspa.mechanism.plan,), {"event_type": Cheap})
+    registry.add("mine:ALG", replace(fedspa, mechanism=replace(fedspa.mechanism, plan=plan)))
     mechanisms._event_of.cache_clear()
     with pytest.raises(PrivacyError, match="redefines the event kind 'gaussian'"):
         event_of(GaussianEvent("poisson", 10, 143, 2, 2.0).to_json())

@@ -20,8 +20,8 @@ from fedspa.agent.ledger.report import export
 from fedspa.errors import BudgetError
 from fedspa.mechanisms.gaussian.event import GaussianEvent
 from fedspa.mechanisms.gaussian.plan import GaussianPlan
-from fedspa.privacy.cap import BY_FILTER, FirstPlan, total
-from fedspa.runs.run_ledger import largest_total
+from fedspa.privacy.budget import BY_FILTER, FirstPlan, total
+from fedspa.runs.guarantee import total_of
 
 EVENT, OTHER = GaussianEvent("poisson", 10, 100, 5, 2.0), GaussianEvent("poisson", 10, 100, 5, 1.5)
 PLAN = GaussianPlan(20, 20, "l2", 1.0, "poisson", 10, 100, 5, 3, 2.0, "add-remove", 1e-3)
@@ -55,8 +55,9 @@ def test_a_record_pays_with_whomever_it_was(tmp_path: Path, seed: int, agents: i
     assert len(who_took_part(tmp_path)) == 2
     assert first["epsilon_total"] == first["epsilon"]
     with Ledger.open(tmp_path / "shared.sqlite", create=False) as ledger:
-        assert sum(ledger.largest().values()) == 2
-        both = total(ledger.largest(), second["delta"], "add-remove", FirstPlan(next(iter(ledger.largest())), 1))
+        held = ledger.largest(ledger.runs_with(f"agent-{number}" for number in range(agents)))
+    assert sum(held.values()) == 2
+    both = total(held, second["delta"], "add-remove", FirstPlan(next(iter(held)), 1))
     assert second["epsilon_total"] == both.epsilon > first["epsilon"] + 0.1 * second["epsilon"]
 
 
@@ -72,7 +73,7 @@ def test_a_policy_has_no_room_for_a_record_that_is_dealt_to_another(tmp_path: Pa
 
 def test_of_each_run_and_event_the_busiest_counts(tmp_path: Path) -> None:
     with Ledger.open(tmp_path / "ledger.sqlite") as ledger:
-        assert (ledger.largest(), ledger.first_plan()) == ({}, None)
+        assert (ledger.runs_with(["agent-0"]), ledger.largest([]), ledger.first_plan_of([])) == ([], {}, None)
         for run, agent, event, times in (
             ("first", "agent-4", EVENT, 3),
             ("first", "agent-1", EVENT, 2),
@@ -80,13 +81,24 @@ def test_of_each_run_and_event_the_busiest_counts(tmp_path: Path) -> None:
             ("third", "agent-2", EVENT, 1),
             ("third", "agent-2", OTHER, 2),
             ("third", "agent-3", OTHER, 3),
+            ("fourth", "north", OTHER, 5),
+            ("fifth", "south", OTHER, 7),
+            ("fifth", "agent-south", OTHER, 7),
         ):
             for t in range(times):
                 ledger.reserve(agent, event, run, f"{event.noise_multiplier} {t}", announced=3)
-        assert ledger.largest() == {EVENT: 4, OTHER: 4}
-        assert ledger.largest(but="third") == {EVENT: 3, OTHER: 1}
-        assert ledger.first_plan() == ledger.first_plan("agent-4") == FirstPlan(EVENT, 3)
-        found = largest_total(PLAN, ledger)
+        # Numbered agents may hold anybody's records; agents with names hold their own.
+        everything = ["first", "second", "third", "fourth", "fifth"]
+        assert ledger.runs_with(["agent-0"]) == ledger.runs_with(["agent-1", "south"]) == everything
+        assert ledger.run_count() == len(everything)
+        runs = ["first", "second", "third"]
+        assert ledger.runs_with(["nobody"]) == runs
+        assert ledger.runs_with(["north"]) == [*runs, "fourth"]
+        assert ledger.runs_with(["south", "nobody"]) == ledger.runs_with(["agent-south"]) == [*runs, "fifth"]
+        assert ledger.largest(runs) == {EVENT: 4, OTHER: 4}
+        assert ledger.largest(["first", "second"]) == {EVENT: 3, OTHER: 1}
+        assert ledger.first_plan_of(runs) == ledger.first_plan("agent-4") == FirstPlan(EVENT, 3)
+        found = total_of(PLAN, ledger.largest(runs), ledger.first_plan_of(runs))
         assert found.accountant == BY_FILTER
         assert found.epsilon == total({EVENT: 4, OTHER: 4}, 1e-3, "add-remove", FirstPlan(EVENT, 3)).epsilon
         assert found.epsilon > max(ledger.epsilon(f"agent-{i}", 1e-3, "add-remove") for i in range(1, 5))

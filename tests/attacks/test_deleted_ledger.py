@@ -18,9 +18,9 @@ from small_runs import small
 from fedspa.agent.ledger.ledger import Ledger
 from fedspa.agent.ledger.report import export
 from fedspa.errors import FedspaError, LedgerError
-from fedspa.running import Stopped, simulate
+from fedspa.running import run as simulate
 from fedspa.runs.checkpoint import load_latest
-from fedspa.runs.rundir import RunFolder
+from fedspa.runs.rundir import RunFolder, Stopped
 
 
 def remove(ledger: Path, *ends: str) -> None:

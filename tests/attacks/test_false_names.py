@@ -20,8 +20,9 @@ from typer.testing import CliRunner
 import fedspa
 from fedspa.cli import app
 from fedspa.errors import FedspaError
-from fedspa.running import Stopped, simulate
+from fedspa.running import run as simulate
 from fedspa.runs.config import load
+from fedspa.runs.rundir import Stopped
 
 SMALL: dict[str, dict[str, Any]] = {
     "federation": {"agents": 4, "rounds": 3, "per_round": 2},
@@ -76,7 +77,7 @@ def test_every_file_says_what_was_trained(tmp_path: Path, given: dict[str, Any],
     assert subtitle is not None
     assert f"on {names['data']}, model {names['model']}, 650 parameters" in subtitle[1]
     for value in (*names.values(), told["digest of the module"], told["class of the module"]):
-        assert value in page[: page.index('<p class="signature">')]
+        assert value in page[: page.index('<section class="approval"')]
 
 
 def test_a_run_by_names_keeps_them(tmp_path: Path) -> None:
@@ -93,11 +94,11 @@ def test_no_command_takes_it_for_something_else(
     words = f"fedspa.run(resume='run', {arguments})"
     with pytest.raises(Stopped) as stopped:
         simulate(config(Path("run")), **given, stop=lambda: True)
-    assert str(stopped.value).endswith(f"to go on: {words}")
+    assert str(stopped.value).endswith(f"to resume: {words}")
     commands = (
         (["run", "--resume", "run"], words),
-        (["run", "run/config.toml", "--out", "second"], "says that a run was given its"),
-        (["audit", "--config", "run/config.toml", "--draws", "100"], "says that a run was given its"),
+        (["run", "run/config.toml", "--out", "second"], "says that a run got its"),
+        (["audit", "--config", "run/config.toml", "--draws", "100"], "from Python" if "data" in given else "in Python"),
     )
     for command, line in commands:
         ended = CliRunner().invoke(app, command)

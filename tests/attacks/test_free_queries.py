@@ -30,7 +30,7 @@ from flwr.supercore.task_identity import TaskIdentity
 from fedspa.agent.ledger.ledger import Ledger
 from fedspa.agent.participate import Refusal
 from fedspa.algorithms import ALGORITHMS
-from fedspa.algorithms.builtin import FED_SPA
+from fedspa.algorithms.algorithm import FED_SPA
 from fedspa.flower.client_app import answer_round, app
 from fedspa.flower.site import Site
 from fedspa.flower.terms import Announcement, TermsError, from_record, to_record
@@ -77,7 +77,7 @@ def trainings(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return done
 
 
-@pytest.mark.parametrize("coding", ["f32", "f16", "int"])
+@pytest.mark.parametrize("coding", ["f32", "int"])
 @pytest.mark.parametrize("local_lr", [OVERFLOWING, 1.0, 1e6], ids=["overflowing", "plain", "largest"])
 @pytest.mark.parametrize("present", [False, True])
 def test_an_entry_has_one_answer(tmp_path: Path, trainings: list[int], present: bool, local_lr: float, coding: str):

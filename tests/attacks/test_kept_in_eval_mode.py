@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fedspa.engine.scores import Scores
+from fedspa.engine.per_example import Scores
 from fedspa.errors import ConfigError
 from fedspa.examples import Examples, blank
 from fedspa.learning import models
@@ -171,7 +171,7 @@ def test_a_site_does_not_score_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
     for make, most in ((MovingMean, None), (MovingMean, 3), (Net, None), (Net, 3)):
         monkeypatch.setattr(models, "build", lambda *given, make=make, **named: make())
         made = trainer.trainer_for("logistic", LIKE, Classification(3), most, "auto", 1, False)
-        theta = made.model.flatten()[None]
+        theta = made.training.model.flatten()[None]
         if make is Net:
             assert isinstance(made.scores(theta), Scores)
         else:

@@ -15,9 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from fedspa.engine import EngineName
-from fedspa.engine.choose import choose
-from fedspa.engine.per_example import PerExampleEngine
-from fedspa.engine.scores import Scores
+from fedspa.engine.choose import EngineRequest, choose
+from fedspa.engine.per_example import PerExampleEngine, Scores
 from fedspa.engine.traced import TracedEngine
 from fedspa.errors import ConfigError
 from fedspa.examples import Examples, blank
@@ -197,7 +196,7 @@ def others_move(engine: PerExampleEngine, module: nn.Module) -> bool:
 @pytest.mark.parametrize("make", [Words, *SWITCHING, Overwritten, Careful])
 def test_a_record_that_fails_costs_no_other_its_gradient(make: Callable[[], Words], engine: EngineName) -> None:
     module = make()
-    made = choose(engine, module, LIKE, "cpu", 1, exact=False)
+    made = choose(EngineRequest(engine, module, LIKE, "cpu", 1, exact=False))
     assert isinstance(made, PerExampleEngine)
     assert not others_move(made, module)
 
@@ -215,14 +214,14 @@ def test_who_leaves_something_behind_is_refused_where_it_is_called(make: Callabl
     try_gradients(module, LIKE)  # where nothing fails, nothing is left
     for engine in ("generic", "reference"):
         with pytest.raises(ConfigError, match=r"^the module.+ \(\w+\) .+ for (it|one before it|the next).*; .+"):
-            choose(engine, module, LIKE, "cpu", 1, exact=False)
+            choose(EngineRequest(engine, module, LIKE, "cpu", 1, exact=False))
     with pytest.raises(ConfigError, match=r"^in eval mode, in which agents score, the module"):
         try_scores(module, LIKE, Classification(3))
 
 
 @pytest.mark.filterwarnings("ignore::fedspa.MixingWarning")
 def test_a_program_calls_no_module() -> None:
-    made = choose("auto", Gathering(), LIKE, "cpu", 1, exact=False)
+    made = choose(EngineRequest("auto", Gathering(), LIKE, "cpu", 1, exact=False))
     assert isinstance(made, TracedEngine)
     (x, bad, y), theta = records(), FlatModel(Gathering()).flatten()
     before, after = (torch.cat(list(made.rows(theta, given, y, None))) for given in (x, bad))

@@ -16,14 +16,13 @@ import torch
 from plain import unprotected
 from torch import Tensor, nn
 
-from fedspa.engine.choose import choose
+from fedspa.engine.choose import EngineRequest, choose
+from fedspa.engine.local import Engine, LocalTask
 from fedspa.engine.native import NativeEngine, library
-from fedspa.engine.per_example import PerExampleEngine, float64_reference
-from fedspa.engine.scores import Scores
-from fedspa.engine.stacked import StackedEngine
-from fedspa.engine.task import Engine, LocalTask
+from fedspa.engine.per_example import PerExampleEngine, Scores, float64_reference
+from fedspa.engine.traced import TracedEngine
 from fedspa.errors import ConfigError, DataError
-from fedspa.examples import blank
+from fedspa.examples import Examples, blank
 from fedspa.learning.flat import FlatModel
 from fedspa.mechanisms.base import Clipping
 from fedspa.mechanisms.gaussian.plan import GaussianPlan
@@ -64,8 +63,8 @@ def task(theta: Tensor, x: Tensor, y: Tensor, clip: Clipping, rule: Any, rows: T
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 
 
-def engines(net: nn.Module, device: str) -> Iterator[Engine]:
-    yield StackedEngine(net, device, tf32=False)
+def engines(net: nn.Module, x: Tensor, device: str) -> Iterator[Engine]:
+    yield TracedEngine(net.to(device), Examples(x[:1], torch.zeros(1, dtype=torch.int64)), device=device)
     if device == "cpu":
         yield PerExampleEngine(net)
         yield float64_reference(net)
@@ -81,7 +80,7 @@ def test_a_token_that_is_no_word_costs_its_record(clip: Clipping, rule: str, tok
     theta, y = FlatModel(net).flatten(), torch.arange(RECORDS) % 3
     bad_token, bad_label = x.clone(), y.clone()
     bad_token[4, 1], bad_label[4] = token, 3
-    for engine in engines(net, device):
+    for engine in engines(net, x, device):
         by_token, by_label = engine.train(
             theta, [task(theta, bad_token, y, clip, rule), task(theta, x, bad_label, clip, rule)]
         )
@@ -104,7 +103,7 @@ def test_a_label_that_is_no_class_costs_its_record(clip: Clipping, rule: str, la
     bad_x[4, 1], bad_y[4] = math.nan, label
     compiled = device == "cpu" and library.library() is not None
     native = [NativeEngine(net, 1, level) for level in library.LEVELS] if compiled else []
-    for engine in [*engines(net, device), *native]:
+    for engine in [*engines(net, x, device), *native]:
         by_label, by_nan = engine.train(theta, [task(theta, x, bad_y, clip, rule), task(theta, bad_x, y, clip, rule)])
         assert by_label.zeroed == by_nan.zeroed == STEPS, engine.name
         assert torch.equal(by_label.delta, by_nan.delta), engine.name
@@ -148,7 +147,7 @@ def test_without_privacy_it_is_an_error_of_one_line() -> None:
     net, x = words()
     theta, y = FlatModel(net).flatten(), torch.arange(RECORDS) % 3
     x[4, 1] = 10
-    for engine in (PerExampleEngine(net), float64_reference(net), StackedEngine(net, "cpu", tf32=False)):
+    for engine in (PerExampleEngine(net), float64_reference(net)):
         with pytest.raises(DataError) as caught:
             engine.train(theta, [unprotected(task(theta, x, y, "l2", "given"))])
         assert "\n" not in str(caught.value)
@@ -158,4 +157,4 @@ def test_without_privacy_it_is_an_error_of_one_line() -> None:
 def test_a_model_that_fails_for_every_record_is_refused_before_any(engine: Any) -> None:
     """Zeros for ever would be the other way to notice."""
     with pytest.raises(ConfigError, match=r"has no gradient for an example made like \(7,\)"):
-        choose(engine, nn.Sequential(nn.Linear(6, 3), nn.Sigmoid()), blank((7,)), "cpu", 1, exact=False)
+        choose(EngineRequest(engine, nn.Sequential(nn.Linear(6, 3), nn.Sigmoid()), blank((7,)), "cpu", 1, exact=False))

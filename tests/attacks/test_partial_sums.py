@@ -15,7 +15,7 @@ import pytest
 from cohorts import secrets_of, session_of, values_of
 from numpy.typing import NDArray
 
-from fedspa.secagg.message import decode, upload
+from fedspa.secagg.masking import decode, upload
 from fedspa.secagg.session import Session
 
 SECRETS = secrets_of(4)

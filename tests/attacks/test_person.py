@@ -14,11 +14,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from fedspa.data.persons import blank_person, grouped
+from fedspa.data.dataset import blank_person, grouped
 from fedspa.engine import EngineName
-from fedspa.engine.choose import choose
-from fedspa.engine.task import Engine, LocalTask
-from fedspa.errors import ConfigError
+from fedspa.engine.choose import EngineRequest, choose
+from fedspa.engine.local import Engine, LocalTask
 from fedspa.examples import Examples, Tree, blank, count, leaves, taken
 from fedspa.learning.flat import FlatModel
 from fedspa.learning.tasks import Classification, PerPerson
@@ -27,9 +26,9 @@ from fedspa.mechanisms.gaussian.plan import GaussianPlan
 from fedspa.randomness.streams import Stream, derive_key
 
 OTHERS, RECORDS, CLIP, RATE, MOST = 20, 50, 0.5, 0.1, 8
+MANY = 60  # more than anyone has
 ATTACKER = 7  # among the others' numbers, so that it stands in the middle
-ENGINES = [name for name in get_args(EngineName) if name not in ("auto", "stacked")]
-TAKES_PERSONS = ["generic", "reference"]
+ENGINES = [name for name in get_args(EngineName) if name != "auto"]
 
 
 def net() -> nn.Module:
@@ -65,10 +64,12 @@ def bound(clip: Clipping, dimension: int, m: int) -> float:
 
 
 @pytest.mark.parametrize("clip", ["l2", "coordinate"])
-@pytest.mark.parametrize("name", TAKES_PERSONS)
+@pytest.mark.parametrize("name", ENGINES)
 def test_fifty_records_move_a_release_by_no_more_than_one_example(name: EngineName, clip: Clipping) -> None:
     module, like = net(), blank((5,))
-    engine = choose(name, module, blank_person(like, MOST), "cpu", 1, False, task=PerPerson(Classification(3)))
+    engine = choose(
+        EngineRequest(name, module, blank_person(like, MOST), "cpu", 1, False, task=PerPerson(Classification(3)))
+    )
     theta = FlatModel(module).flatten()
     rest = torch.from_numpy(PERSONS != ATTACKER)
     everyone = grouped(X, Y, PERSONS, MOST, DRAWS)
@@ -83,7 +84,7 @@ def test_fifty_records_move_a_release_by_no_more_than_one_example(name: EngineNa
 def test_as_records_they_move_it_by_far_more(name: EngineName, clip: Clipping) -> None:
     """The attack is real: without it the test above would pass for any code."""
     module = net()
-    engine, theta = choose(name, module, blank((5,)), "cpu", 1, False), FlatModel(module).flatten()
+    engine, theta = choose(EngineRequest(name, module, blank((5,)), "cpu", 1, False)), FlatModel(module).flatten()
     rest, m = torch.from_numpy(PERSONS != ATTACKER), int((PERSONS != ATTACKER).sum())
     moved = released(engine, theta, X, Y, clip, m) - released(engine, theta, X[rest], Y[rest], clip, m)
     one = taken(X, torch.from_numpy(np.flatnonzero(PERSONS == ATTACKER)[:1]))
@@ -96,12 +97,6 @@ def test_as_records_they_move_it_by_far_more(name: EngineName, clip: Clipping) -
 def leaf_of(tree: Tree) -> Tensor:
     (leaf,) = leaves(tree)
     return leaf
-
-
-@pytest.mark.parametrize("name", ["native", "stacked"])
-def test_engines_for_single_records_take_no_persons(name: EngineName) -> None:
-    with pytest.raises(ConfigError, match="an example is a person"):
-        choose(name, net(), blank_person(blank((5,)), MOST), "cpu", 1, False, task=PerPerson(Classification(3)))
 
 
 @pytest.mark.parametrize("most", [1, 3, MOST, 100])
@@ -127,14 +122,16 @@ def same(one: list[Tensor], other: list[Tensor]) -> bool:
     return len(one) == len(other) and all(map(torch.equal, one, other))
 
 
-@pytest.mark.parametrize("name", TAKES_PERSONS)
+@pytest.mark.parametrize("name", ENGINES)
 def test_a_record_that_breaks_the_model_costs_its_person_and_tells_nothing(name: EngineName) -> None:
     """One record of the fifty is not finite: the release is the one without that person."""
     module = net()
-    engine = choose(name, module, blank_person(blank((5,)), 100), "cpu", 1, False, task=PerPerson(Classification(3)))
+    engine = choose(
+        EngineRequest(name, module, blank_person(blank((5,)), MANY), "cpu", 1, False, task=PerPerson(Classification(3)))
+    )
     theta, x = FlatModel(module).flatten(), X.clone()
     x[np.flatnonzero(PERSONS == ATTACKER)[3]] = torch.nan
     rest = PERSONS != ATTACKER
-    broken = released(engine, theta, *grouped(x, Y, PERSONS, 100, DRAWS), "l2", OTHERS)
-    without = released(engine, theta, *grouped(X[rest], Y[rest], PERSONS[rest], 100, DRAWS[rest]), "l2", OTHERS)
+    broken = released(engine, theta, *grouped(x, Y, PERSONS, MANY, DRAWS), "l2", OTHERS)
+    without = released(engine, theta, *grouped(X[rest], Y[rest], PERSONS[rest], MANY, DRAWS[rest]), "l2", OTHERS)
     assert torch.equal(broken, without)

@@ -23,7 +23,7 @@ import torch
 
 from fedspa.algorithms import ALGORITHMS
 from fedspa.algorithms.cpsgd.plan import BinomialPlan
-from fedspa.flower import client_app, records
+from fedspa.flower import client_app, site_records
 from fedspa.flower.client_app import answer_round
 from fedspa.flower.site import Site, read_site
 from fedspa.flower.terms import Announcement
@@ -70,7 +70,7 @@ ODD: dict[str, Made] = {
 ASKED = attacked_site.question(0.1)
 FIXED = replace(ASKED, terms=replace(ASKED.terms, steps=replace(
     ASKED.terms.plan, sampling="fixed", neighbours="replace-one", batch=20)))  # fmt: skip
-CPSGD_PLAN = BinomialPlan(650, "coordinate", 0.1, 4, 9000, False, "local", 4, 20, 100, 3, 1e-5)
+CPSGD_PLAN = BinomialPlan(650, 0.1, 4, 9000, "local", 4, 20, 100, 3, 1e-5)
 CPSGD = replace(ASKED, algorithm="cpsgd", coding="int", terms=replace(
     ASKED.terms, mask="shared", layers=None, steps=CPSGD_PLAN))  # fmt: skip
 QUESTIONS = {
@@ -88,7 +88,7 @@ OTHERS = torch.arange(200) != RECORD
 def holder(home: Path, made: Made, monkeypatch: pytest.MonkeyPatch, **node: Any) -> Site:
     """An agent whose function returns these records."""
     own = attacked_site.site(home, CLEAN_X, CLEAN_Y)
-    monkeypatch.setattr(records, "_users", lambda *_: made)
+    monkeypatch.setattr(site_records, "_call", lambda *_: made)
     return read_site({**own.node, "data": f"clinic:{home}", **node}, {})
 
 
@@ -130,7 +130,7 @@ def test_a_bad_record_keeps_its_place_and_changes_no_other(tmp_path, monkeypatch
 @pytest.mark.parametrize("question", QUESTIONS)
 def test_bad_records_are_all_alike(tmp_path, monkeypatch, question):
     """With the same randomness, the same bytes leave whichever bad thing the record holds."""
-    monkeypatch.setattr(client_app, "_root", lambda *_: bytes(32))
+    monkeypatch.setattr(Site, "private_root", lambda *_: bytes(32))
     answers = {
         answered(holder(tmp_path / str(number), BAD[content], monkeypatch), QUESTIONS[question])
         for number, content in enumerate(["feature nan", "feature 1e+300", "label 10", "label 1.5", "label ''"])
@@ -141,7 +141,7 @@ def test_bad_records_are_all_alike(tmp_path, monkeypatch, question):
 @pytest.mark.parametrize("question", ["poisson", "exact"])
 def test_a_bad_record_counts_as_zero(tmp_path, monkeypatch, question):
     """The same bytes as from the record whose gradient on this coordinate is exactly 0: the noise covers nothing."""
-    monkeypatch.setattr(client_app, "_root", lambda *_: bytes(32))
+    monkeypatch.setattr(Site, "private_root", lambda *_: bytes(32))
     asked, theta = QUESTIONS[question], attacked_site.sure_of_the_others()
     x = np.zeros((200, 1, 8, 8))
     answers = []

@@ -27,10 +27,10 @@ from fedspa.cli.watch import snapshot, terms
 from fedspa.mechanisms import event_of
 from fedspa.mechanisms.gaussian.event import GaussianEvent
 from fedspa.privacy.accounting import epsilon
-from fedspa.privacy.cap import Cap, FirstPlan, total
-from fedspa.privacy.event import as_server_saw, noise_modes, seeded_words
+from fedspa.privacy.budget import FirstPlan, PrivacyBudget, total
+from fedspa.privacy.event import as_server_saw, noise_modes, seeded_warning
 from fedspa.running import RunResult
-from fedspa.runs.guarantee import plain_words, statement
+from fedspa.runs.guarantee import describe_guarantee, statement
 from fedspa.track import figures
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "runs"))
@@ -85,8 +85,8 @@ def test_every_file_and_every_epsilon_says_where_the_noise_came_from(tmp_path: P
     assert {entry["event"]["noise"] for entry in told["entries"]} == {noise}
     assert told["noise"] == {noise: len(told["entries"])}
     assert ("NOT PRIVATE: THE NOISE WAS SEEDED" in statement(summary)) is seeded
-    assert ("Nothing is promised:" in dict(plain_words(summary, 6))) is seeded
-    assert ("What would be promised." in dict(plain_words(summary, 6))) is seeded
+    assert ("Nothing is promised:" in dict(describe_guarantee(summary, 6))) is seeded
+    assert ("What would be promised." in dict(describe_guarantee(summary, 6))) is seeded
     now = snapshot(tmp_path / "run")
     assert ("SEEDED" in terms(now.config, now.metrics[-1])) is seeded
 
@@ -138,7 +138,7 @@ def test_a_secure_run_in_the_ledger_of_a_seeded_one_says_so_of_their_total(tmp_p
 
 
 def test_a_budget_that_is_refused_says_so_beside_its_epsilon(tmp_path: Path) -> None:
-    seeded, cap = replace(EVENT, noise="seeded"), Cap(0.1, 1e-5, "add-remove")
+    seeded, cap = replace(EVENT, noise="seeded"), PrivacyBudget(0.1, 1e-5, "add-remove")
     with Ledger.open(tmp_path / "ledger.sqlite") as ledger:
         with pytest.raises(fedspa.FedspaError, match="THE NOISE WAS SEEDED"):
             ledger.reserve("a", seeded, "run", "0", cap=cap)
@@ -225,16 +225,6 @@ def test_an_edited_config_does_not_hide_a_seed(tmp_path: Path) -> None:
     assert "none: a simulation" in page
 
 
-def test_a_summary_of_the_first_edition_is_read_as_what_it_was(tmp_path: Path) -> None:
-    run(tmp_path / "run", "seeded")
-    file = tmp_path / "run/summary.json"
-    summary = json.loads(file.read_text("utf-8"))
-    del summary["not_private_because"]
-    file.write_text(json.dumps({**summary, "private": True}), "utf-8")
-    said("report", str(tmp_path / "run"), "--out", str(tmp_path / "page.html"))
-    assert "none: a simulation" in (tmp_path / "page.html").read_text("utf-8")
-
-
 class TestEvents:
     def test_the_mode_is_in_the_text_and_its_absence_is_not(self) -> None:
         assert 'noise":"' not in EVENT.to_json()
@@ -253,15 +243,15 @@ class TestEvents:
         spent = total(mixed, 1e-5, "add-remove", FirstPlan(replace(EVENT, noise="secure"), 10))
         assert spent.epsilon <= epsilon({EVENT: 10}, 1e-5, neighbours="add-remove")
         assert noise_modes(mixed) == {"exact": 1, "secure": 3, "seeded": 4, "unrecorded": 2}
-        words = seeded_words(noise_modes(mixed))
+        words = seeded_warning(noise_modes(mixed))
         assert words is not None
         assert words.startswith("THE NOISE OF 4 OF 10 PARTICIPATIONS WAS SEEDED")
-        assert seeded_words({"secure": 3, "unrecorded": 1}) is None
+        assert seeded_warning({"secure": 3, "unrecorded": 1}) is None
 
     def test_an_entry_has_one_mode(self, tmp_path: Path) -> None:
         with Ledger.open(tmp_path / "ledger.sqlite") as ledger:
             ledger.reserve("a", EVENT, "run", "0")
-            ledger.reserve("a", replace(EVENT, noise="secure"), "run", "1", cap=Cap(100, 1e-5, "add-remove"))
+            ledger.reserve("a", replace(EVENT, noise="secure"), "run", "1", cap=PrivacyBudget(100, 1e-5, "add-remove"))
             for message, event in (
                 ("0", replace(EVENT, noise="seeded")),
                 ("1", replace(EVENT, noise="seeded")),

@@ -6,29 +6,39 @@ import hashlib
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedspa.agent.participate import Invitation
+from fedspa.agent.participate import Request
 from fedspa.algorithms import Agent, Terms
 from fedspa.algorithms.base import Answer
 from fedspa.audit.aggregation import Summed, answering
-from fedspa.audit.gaussian import FAINT, FAULTS, Batches, Release, Target, fresh_batches, release
+from fedspa.audit.audited import Setting
+from fedspa.audit.gaussian import FAINT, FAULTS, Target
 from fedspa.audit.probes import A, MakeEngine, Respond
-from fedspa.audit.run import Setting
-from fedspa.engine.local import CLIP_UNITS, ClippedSums
+from fedspa.engine.local import Engine, LocalResult, LocalTask
 from fedspa.engine.per_example import PerExampleEngine
-from fedspa.engine.task import Engine, LocalResult, LocalTask
-from fedspa.examples import taken
-from fedspa.mechanisms.base import Clipping
+from fedspa.mechanisms.base import CLIP_UNITS, Clipping
 from fedspa.mechanisms.gaussian.plan import GaussianPlan
 from fedspa.mechanisms.gaussian.release import noisy_mean
-from fedspa.randomness.sampling import Indices, draw_batch
-from fedspa.randomness.streams import Stream, derive_key
-from fedspa.secagg.message import decode, encode, upload
+from fedspa.randomness.streams import Indices, Stream, derive_key, draw_batch
+from fedspa.secagg.masking import upload
+
+Batches = Callable[[GaussianPlan, Stream], Iterator[Indices]]
+Release = Callable[[Iterable[Tensor], GaussianPlan, Stream, bool], tuple[Tensor, float]]
+
+
+def fresh_batches(plan: GaussianPlan, stream: Stream) -> Iterator[Indices]:
+    """Step after step as in `engine.local.local_steps`."""
+    while True:
+        yield draw_batch(plan.sampling, plan.batch, plan.rate, plan.records, stream)
+
+
+def release(chunks: Iterable[Tensor], plan: GaussianPlan, noise: Stream, on_grid: bool) -> tuple[Tensor, float]:
+    return noisy_mean(chunks, plan, noise, on_grid=on_grid)
 
 
 def public_key(respond: Respond[A]) -> Respond[A]:
@@ -50,11 +60,6 @@ def one_key(respond: Respond[A]) -> Respond[A]:
         return respond(theta, terms, [replace(agent, key=agents[0].key) for agent in agents], engine)
 
     return broken
-
-
-def _weak_noise(chunks: Iterable[Tensor], plan: GaussianPlan, noise: Stream, on_grid: bool) -> tuple[Tensor, float]:
-    """σ smaller than accounted by 1.5."""
-    return noisy_mean(chunks, replace(plan, noise_multiplier=plan.noise_multiplier / 1.5), noise, on_grid=on_grid)
 
 
 def _missing_noise(chunks: Iterable[Tensor], plan: GaussianPlan, noise: Stream, on_grid: bool) -> tuple[Tensor, float]:
@@ -133,12 +138,12 @@ def broken(
     largest: bool = False,
     stale: bool = False,
 ) -> Target:
-    """`target` with that sampler and that release, in an engine that has them too, and mistakes of its own."""
+    """`target` with that sampler and that release in its engine, and mistakes of its own."""
 
     def make_engine(setting: Setting, module: nn.Module, input_shape: tuple[int, ...]) -> Engine:
         return _BrokenEngine(PerExampleEngine(module), batches, release, largest, stale)
 
-    return replace(target, batches=batches, release=release, engine=make_engine)
+    return replace(target, engine=make_engine)
 
 
 @dataclass(frozen=True)
@@ -164,13 +169,16 @@ class _BrokenEngine:
         batches = self.batches(plan, Stream(derive_key(task.key, "sampling")))
         noise = Stream(derive_key(task.key, "noise"))
         if self.largest and coordinates is not None:
-            total = sum(rows.abs().sum(dim=0) for rows in self.gradients.rows(theta, task.x, task.y, None))
+            total = sum(
+                rows.abs().sum(dim=0)
+                for rows in self.gradients.rows(theta, *task.take(torch.arange(task.records)), None)
+            )
             coordinates = torch.as_tensor(total).topk(len(coordinates)).indices.sort().values
         active = slice(None) if coordinates is None else coordinates
         local = theta.clone()
         for _ in range(task.local_steps):
             index = torch.from_numpy(next(batches))
-            rows = self.gradients.rows(local, taken(task.x, index), taken(task.y, index), coordinates)
+            rows = self.gradients.rows(local, *task.take(index), coordinates)
             noise = Stream(derive_key(task.key, "noise")) if self.stale else noise
             step, _ = self.release(rows if len(index) else iter(()), plan, noise, task.exact)
             local[active] -= (task.local_lr * task.scale * step).to(local)
@@ -179,14 +187,14 @@ class _BrokenEngine:
 
 GAUSSIAN_FAULTS: dict[str, Callable[[Target], Target]] = {
     "sensitivity": FAULTS["sensitivity"],
-    "noise": lambda target: broken(target, release=_weak_noise),
+    "noise": FAULTS["noise"],
     "noise-missing": lambda target: broken(target, release=_missing_noise),
     "noise-shared": lambda target: broken(target, release=_shared_noise),
     "noise-empty": lambda target: broken(target, release=_silent_when_empty),
     "noise-repeated": lambda target: broken(target, stale=True),
     "clip": lambda target: broken(target, release=_clipped_mean),
     "mean": lambda target: broken(target, release=_realised_mean),
-    "seed": lambda target: replace(target, respond=public_key(target.respond)),
+    "seed": FAULTS["seed"],
     "seed-reused": lambda target: replace(target, respond=one_key(target.respond)),
     "sampling": lambda target: broken(target, batches=_epochs),
     "sampling-fixed": lambda target: broken(target, batches=_fixed_size),
@@ -196,24 +204,20 @@ GAUSSIAN_FAULTS: dict[str, Callable[[Target], Target]] = {
 }
 
 
-class ClippingEngine(Engine, ClippedSums, Protocol):
-    """An engine that clips by itself."""
-
-
 @dataclass(frozen=True, slots=True)
-class Longer:
+class Longer(Engine):
     """An engine that adds up examples of up to twice the bound, in units of the right one."""
 
-    engine: ClippingEngine
-    name: str = "longer"
-    separates_records: bool = False
-    threads: int = 1
+    engine: Engine
+    name = "longer"
+    separates_records = False
+    gives_rows = False
 
     def train(self, theta: Tensor, tasks: Sequence[LocalTask]) -> list[LocalResult]:
         return self.engine.train(theta, tasks)
 
     def clipped_sum(
-        self, theta: Tensor, x: Tensor, y: Tensor, clip: Clipping, clip_value: float, *places: Tensor | None
+        self, theta: Tensor, x: Any, y: Any, clip: Clipping, clip_value: float, *places: Any, **how: Any
     ) -> tuple[Tensor, int]:
         total, zeroed = self.engine.clipped_sum(theta, x, y, clip, 2 * clip_value, *places)
         return 2 * total, zeroed
@@ -223,7 +227,7 @@ class Overlooks(Longer):
     """An engine whose clip does not see the last two coordinates: their sizes, or their part in a norm."""
 
     def clipped_sum(
-        self, theta: Tensor, x: Tensor, y: Tensor, clip: Clipping, clip_value: float, *places: Tensor | None
+        self, theta: Tensor, x: Any, y: Any, clip: Clipping, clip_value: float, *places: Any, **how: Any
     ) -> tuple[Tensor, int]:
         total, zeroed = self.engine.clipped_sum(theta, x, y, clip, clip_value)
         if clip == "coordinate":
@@ -242,23 +246,10 @@ def engine_with(broken: type[Longer]) -> MakeEngine:
 
     def make_engine(setting: Setting, module: nn.Module, input_shape: tuple[int, ...]) -> Engine:
         engine = setting.make_engine(module, input_shape)
-        assert isinstance(engine, ClippedSums)
+        assert not engine.gives_rows
         return broken(engine)
 
     return make_engine
-
-
-def _keystream(target: Summed) -> Summed:
-    """One mask for all rounds: its key is bound to the members alone."""
-
-    def send(invitation: Invitation, agents: Mapping[str, Agent], engine: Engine) -> dict[str, bytes]:
-        session = invitation.session
-        assert session is not None
-        first = replace(session, run="any", round=0, attempt=1, terms=bytes(len(session.terms)))
-        made = target.send(replace(invitation, session=first), agents, engine)
-        return {name: encode(decode(payload, first), session) for name, payload in made.items()}
-
-    return replace(target, send=send)
 
 
 def _retry(target: Summed) -> Summed:
@@ -276,9 +267,9 @@ def _retry(target: Summed) -> Summed:
 def _missing(target: Summed) -> Summed:
     """A sum over n − 1 members, counted as n: the masks of one who is silent are lifted, and its noise is not there."""
 
-    def send(invitation: Invitation, agents: Mapping[str, Agent], engine: Engine) -> dict[str, bytes]:
-        made = target.send(invitation, agents, engine)
-        silent, session = max(agents), invitation.session
+    def send(request: Request, agents: Mapping[str, Agent], engine: Engine) -> dict[str, bytes]:
+        made = target.send(request, agents, engine)
+        silent, session = max(agents), request.session
         secret = agents[silent].secret
         assert session is not None
         assert secret is not None
@@ -305,10 +296,11 @@ def _smaller(target: Summed) -> Summed:
 
 # Of sums, whatever the mechanism; and of discrete Gaussian shares.
 SUM_FAULTS: dict[str, Callable[[Summed], Summed]] = {
-    "keystream": _keystream,
     "retry": _retry,
     "missing": _missing,
-    "colluders": lambda target: replace(target, beyond=target.beyond + 1),  # one more than the plan says
+    "colluders": lambda target: replace(
+        target, extra_colluders=target.extra_colluders + 1
+    ),  # one more than the plan says
 }
 SHARE_FAULTS: dict[str, Callable[[Summed], Summed]] = {
     "share": _smaller,

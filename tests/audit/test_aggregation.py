@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -15,9 +14,8 @@ import pytest
 from faults import SHARE_FAULTS, SUM_FAULTS
 from scipy import stats
 from torch import Tensor, nn
-from typer.testing import CliRunner
 
-from fedspa.agent.participate import Invitation
+from fedspa.agent.participate import Request
 from fedspa.algorithms import Agent, Terms
 from fedspa.algorithms.base import Answer
 from fedspa.algorithms.cpsgd import audit as cpsgd
@@ -28,24 +26,21 @@ from fedspa.audit.aggregation import (
     Summed,
     answering,
     attack_questions,
-    few_members,
+    keys_question,
     neighbour_questions,
     noise_questions,
-    retry_questions,
     score,
     sum_questions,
-    upload_questions,
     worst_pair,
 )
-from fedspa.audit.result import UNBOUNDED, Question
-from fedspa.audit.run import FALSE_ALARM, Setting, of_config
-from fedspa.cli import app
+from fedspa.audit.audited import Setting, of_config
+from fedspa.audit.statistics import UNBOUNDED, Question
 from fedspa.engine import EngineName, native
-from fedspa.engine.task import Engine
-from fedspa.secagg.message import decode, encode
+from fedspa.engine.local import Engine
+from fedspa.secagg.masking import decode, encode
 from fedspa.secagg.session import Session
 
-# Seeded, so that these tests are decided once and for all; the noise of retries is the operating system's.
+# Seeded, so that these tests are decided once and for all.
 SETTING = Setting("seeded", draws=100)
 ALPHA = 1e-5
 Ask = Callable[[Setting, Summed], list[Question]]
@@ -87,23 +82,18 @@ def test_production_holds(mechanism: str) -> None:
     questions = sum_questions(SETTING, summed(mechanism))
     assert failed(questions) == set()
     certain = {question.name for question in questions if question.share == 0}
-    assert certain == {"sum: words", "upload: masks"}
+    assert certain == {"sum: words"}
     unit = "μ" if mechanism == "shares" else "ε"
-    assert {f"attack: {unit}, sum", f"attack: {unit}, floor"} < {question.name for question in questions}
+    assert {f"attack: {unit}, sum", f"attack: {unit}, worst case"} < {question.name for question in questions}
 
 
-@both
-def test_a_second_attempt_has_noise_of_its_own(mechanism: str) -> None:
-    """The operating system's: fails without a fault twice in 100,000 runs."""
-    questions = retry_questions(Setting(), summed(mechanism))
-    assert {question.name for question in questions} == {"retry: keys", "retry: sums"}
-    assert failed(questions) == set()
+def keys(setting: Setting, target: Summed) -> list[Question]:
+    return [keys_question(setting, target)]
 
 
 # The questions that are there for each mistake, and which of them must see it.
 CAUGHT_BY: dict[str, tuple[Ask, set[str]]] = {
-    "keystream": (upload_questions, {"upload: differences", "upload: masks"}),
-    "retry": (retry_questions, {"retry: keys", "retry: sums"}),
+    "retry": (keys, {"share: keys"}),
     "missing": (noise_questions, {"sum: words", "sum: shares"}),
     "colluders": (noise_questions, {"sum: honest shares"}),
     "share": (noise_questions, {"share: law", "sum: shares", "sum: honest shares"}),
@@ -114,8 +104,7 @@ CAUGHT_BY: dict[str, tuple[Ask, set[str]]] = {
 @pytest.mark.parametrize("name", CAUGHT_BY)
 def test_a_fault_is_caught(name: str, mechanism: str) -> None:
     ask, wanted = CAUGHT_BY[name]
-    setting = Setting() if name == "retry" else SETTING
-    assert failed(ask(setting, faulty(name, mechanism))) >= wanted
+    assert failed(ask(SETTING, faulty(name, mechanism))) >= wanted
 
 
 def test_every_fault_has_its_check() -> None:
@@ -124,8 +113,8 @@ def test_every_fault_has_its_check() -> None:
 
 
 @pytest.mark.parametrize("name", ["seed", "seed-reused"])
-def test_keys_that_are_public_or_shared_are_seen_in_a_retry(name: str) -> None:
-    assert "retry: keys" in failed(retry_questions(Setting(), faulty(name, "shares")))
+def test_keys_that_are_public_or_shared_are_seen(name: str) -> None:
+    assert failed(keys(SETTING, faulty(name, "shares")))
 
 
 def test_one_member_that_keeps_its_noise_is_seen() -> None:
@@ -135,7 +124,7 @@ def test_one_member_that_keeps_its_noise_is_seen() -> None:
         same = [replace(a, key=kept.setdefault(a.number, a.key)) if a.number == 2 else a for a in agents]
         return target.respond(theta, terms, same, engine)
 
-    assert failed(retry_questions(Setting(), answering(target, respond))) == {"retry: keys"}
+    assert failed(keys(SETTING, answering(target, respond)))
 
 
 def test_a_share_that_an_empty_batch_lacks_is_seen() -> None:
@@ -144,7 +133,7 @@ def test_a_share_that_an_empty_batch_lacks_is_seen() -> None:
 
     def respond(theta: Tensor, terms: Terms, agents: Sequence[Agent], engine: Engine) -> Iterator[Answer]:
         for agent, answer in zip(agents, target.respond(theta, terms, agents, engine)):
-            yield answer if len(agent.x) else replace(answer, values=np.zeros_like(answer.values))
+            yield answer if len(agent.pool_x) else replace(answer, values=np.zeros_like(answer.values))
 
     assert {"share: law", "sum: shares"} <= failed(noise_questions(SETTING, answering(target, respond)))
 
@@ -168,40 +157,28 @@ def weaker(target: Summed, ratio: float) -> Summed:
 def test_noise_that_is_hardly_there_is_seen_by_the_attacks() -> None:
     """Through all that is between a record and the server's sum."""
     found = failed(attack_questions(SETTING, weaker(summed("shares"), 5)))
-    assert found == {"attack: μ, sum", "attack: μ, floor"}
-
-
-def test_noise_of_one_trial_is_seen_by_the_attack_on_cpsgd() -> None:
-    target = summed("cpsgd")
-
-    def respond(theta: Tensor, terms: Terms, agents: Sequence[Agent], engine: Engine) -> Iterator[Answer]:
-        plan: Any = terms.plan
-        for answer in target.respond(theta, replace(terms, steps=replace(plan, trials=1)), agents, engine):
-            yield replace(answer, values=answer.values + plan.trials // 2)
-
-    # A hundred draws cannot refute the floor's ε of 2.7.
-    assert failed(attack_questions(SETTING, answering(target, respond))) == {"attack: ε, sum"}
+    assert found == {"attack: μ, sum", "attack: μ, worst case"}
 
 
 @both
 def test_what_is_left_to_the_server(mechanism: str) -> None:
     target = summed(mechanism)
-    heard = Cohort(SETTING, target, "any").heard(3, attempt=2)
+    attempted = Cohort(SETTING, target, "any").run_attempt(3, attempt=2)
     members = target.aggregation.members
-    assert (heard.session.round, heard.session.attempt, len(heard.payloads)) == (3, 2, members)
-    np.testing.assert_array_equal(heard.view(0), heard.numbers.sum(axis=0))
-    np.testing.assert_array_equal(heard.view(1), heard.numbers[:-1].sum(axis=0))
-    np.testing.assert_array_equal(heard.view(members - 1), heard.numbers[0])
+    assert (attempted.session.round, attempted.session.attempt, len(attempted.payloads)) == (3, 2, members)
+    np.testing.assert_array_equal(attempted.view(0), attempted.numbers.sum(axis=0))
+    np.testing.assert_array_equal(attempted.view(1), attempted.numbers[:-1].sum(axis=0))
+    np.testing.assert_array_equal(attempted.view(members - 1), attempted.numbers[0])
 
 
 @both
 def test_the_worst_record_scores_1(mechanism: str) -> None:
-    """On average: it is what thresholds half-way rely on. In the floor's view: the least noise."""
+    """On average: it is what thresholds half-way rely on. In the worst case's view: the least noise."""
     target = summed(mechanism)
     members = target.aggregation.members
     for first, expected in zip(worst_pair(target.plan), (1, 0 if mechanism == "shares" else -1)):
         cohort = Cohort(SETTING, target, "any")
-        views = [cohort.heard(t, first=first).view(members - 1) for t in range(100)]
+        views = [cohort.run_attempt(t, first=first).view(members - 1) for t in range(100)]
         scores = [score(target, view, 1) for view in views]
         assert np.mean(scores) == pytest.approx(expected, abs=5 * np.std(scores) / 10 + 0.02)
         assert np.std(scores) / 10 < 0.2
@@ -211,11 +188,11 @@ def under(change: Mapping[str, Any]) -> Callable[[Summed], Summed]:
     """Masks of a session that has this changed: it does not say which of two it is."""
 
     def broken(target: Summed) -> Summed:
-        def send(invitation: Invitation, agents: Mapping[str, Agent], engine: Engine) -> dict[str, bytes]:
-            session = invitation.session
+        def send(request: Request, agents: Mapping[str, Agent], engine: Engine) -> dict[str, bytes]:
+            session = request.session
             assert isinstance(session, Session)
             other = replace(session, **change)
-            made = target.send(replace(invitation, session=other), agents, engine)
+            made = target.send(replace(request, session=other), agents, engine)
             return {name: encode(decode(payload, other), session) for name, payload in made.items()}
 
         return replace(target, send=send)
@@ -223,42 +200,17 @@ def under(change: Mapping[str, Any]) -> Callable[[Summed], Summed]:
     return broken
 
 
-@pytest.mark.parametrize("change", [{"attempt": 1}, {"run": "any"}, {"round": 0, "terms": bytes(32)}])
-def test_masks_that_come_again_in_one_way_only_are_seen(change: Mapping[str, Any]) -> None:
-    assert "upload: masks" in failed(upload_questions(SETTING, under(change)(summed("cpsgd"))))
-
-
-def test_uploads_that_are_not_masked_are_seen() -> None:
-    target = summed("shares")
-
-    def send(invitation: Invitation, agents: Mapping[str, Agent], engine: Engine) -> dict[str, bytes]:
-        session = invitation.session
-        assert session is not None
-        answers = invitation.algorithm.respond(invitation.theta, invitation.terms, list(agents.values()), engine)
-        kind = decode(target.send(invitation, agents, engine)[next(iter(agents))], session).dtype
-        plain = [np.pad(answer.values, (0, session.checks)) & (2**session.bits - 1) for answer in answers]
-        return {name: encode(words.astype(kind), session) for name, words in zip(agents, plain)}
-
-    assert failed(upload_questions(SETTING, replace(target, send=send))) >= {"upload: words", "upload: differences"}
-
-
 def test_a_sum_that_is_none_is_a_failed_check() -> None:
     """Masks of two cohorts do not cancel."""
     target = summed("shares")
 
-    def send(invitation: Invitation, agents: Mapping[str, Agent], engine: Engine) -> dict[str, bytes]:
-        made, other = target.send(invitation, agents, engine), under({"run": "another"})(target)
-        return made | {min(agents): other.send(invitation, agents, engine)[min(agents)]}
+    def send(request: Request, agents: Mapping[str, Agent], engine: Engine) -> dict[str, bytes]:
+        made, other = target.send(request, agents, engine), under({"run": "another"})(target)
+        return made | {min(agents): other.send(request, agents, engine)[min(agents)]}
 
     (check,) = (question.answer(0.0) for question in sum_questions(SETTING, replace(target, send=send)))
     assert (check.name, check.holds, check.confidence) == ("sum: words", False, 1.0)
     assert "did not cancel" in check.detail
-
-
-def test_a_large_cohort_is_played_by_few() -> None:
-    assert few_members(3, 1) == (3, 1)
-    assert few_members(100, 20) == (6, 1)
-    assert few_members(100, 99) == (6, 5)
 
 
 def test_the_law_of_a_sum_of_shares() -> None:
@@ -306,67 +258,32 @@ FED_SPA = (
 
 
 def test_the_sums_of_a_cpsgd_config(tmp_path: Path) -> None:
-    """Beside them one member's own numbers are audited against the floor, whether that has an ε or not."""
+    """Beside them one member's own numbers are audited against the worst case, whether that has an ε or not."""
     (tmp_path / "run.toml").write_text(CPSGD)
-    mechanism, target, setting = of_config(tmp_path / "run.toml", ["algorithm.options.trials=20"], {}, 100, 0)
+    mechanism, target, setting = of_config(tmp_path / "run.toml", ["algorithm.options.trials=20"], 100, 0)
     assert mechanism is cpsgd.AUDIT
-    (alone,) = target.variants
+    alone = target.plan
     assert (alone.adversary, alone.members, alone.trials) == ("local", 0, 20)
-    assert failed([cpsgd.attack_question(setting, target, alone)]) == set()
-    assert cpsgd.attack_question(setting, target, replace(alone, trials=2)).answer(ALPHA).claimed == UNBOUNDED
+    assert failed([cpsgd.attack_question(setting, target)]) == set()
+    weak = replace(target, plan=replace(alone, trials=2))
+    assert cpsgd.attack_question(setting, weak).answer(ALPHA).claimed == UNBOUNDED
     plan = target.sums.plan
     assert (plan.members, plan.colluders, plan.trials, plan.batch) == (6, 1, 20, 10)
     assert failed(noise_questions(setting, target.sums)) == set()
 
 
 def test_a_local_cpsgd_config_has_no_sums() -> None:
-    plan = replace(cpsgd.synthetic().variants[0], trials=10_000)
+    plan = replace(cpsgd.synthetic().plan, trials=10_000)
     assert cpsgd.of_plan(plan).sums is None
 
 
 def test_the_sums_of_a_fedspa_config(tmp_path: Path) -> None:
     (tmp_path / "run.toml").write_text(FED_SPA)
-    mechanism, target, setting = of_config(tmp_path / "run.toml", [], {"neighbours": "replace-one"}, 100, 0)
+    mechanism, target, setting = of_config(tmp_path / "run.toml", ["privacy.neighbours=replace-one"], 100, 0)
     assert mechanism is SHARES
     assert (target.plan.members, target.plan.colluders, target.plan.neighbours) == (6, 2, "replace-one")
     assert target.plan.active == 48
     assert failed(mechanism.questions(setting, target)) == set()
-
-
-def test_on_the_command_line() -> None:
-    arguments = ["audit", "--algorithm", "shares", "--noise-mode", "seeded", "--draws", "100", "--json"]
-    result = CliRunner().invoke(app, arguments, catch_exceptions=False)
-    assert result.exit_code == 0
-    assert sum(1 - check["confidence"] for check in json.loads(result.output)["checks"]) == pytest.approx(1e-4)
-
-
-@pytest.mark.long
-@both
-@pytest.mark.parametrize("name", CAUGHT_BY)
-def test_a_fault_is_caught_at_every_seed(name: str, mechanism: str) -> None:
-    """As the default audit of cpSGD asks, whose 37 questions of chance leave each the least."""
-    ask, wanted = CAUGHT_BY[name]
-    mode = "secure" if name == "retry" else "seeded"
-    for seed in range(20):
-        assert failed(ask(Setting(mode, seed=seed), faulty(name, mechanism)), FALSE_ALARM / 37) >= wanted
-
-
-@pytest.mark.long
-@pytest.mark.parametrize(
-    ("ratio", "ask", "name", "least", "most"),
-    [
-        (1.02, noise_questions, "sum: shares", 0, 10),
-        (1.05, noise_questions, "sum: shares", 19, 20),
-        (1.5, attack_questions, "attack: μ, sum", 0, 10),
-        (2, attack_questions, "attack: μ, sum", 19, 20),
-    ],
-)
-def test_power_of_the_sums(ratio: float, ask: Ask, name: str, least: int, most: int) -> None:
-    """What docs/audit.md says; with -s it prints how often a share too small is caught."""
-    target = weaker(summed("shares"), ratio)
-    caught = sum(name in failed(ask(Setting("seeded", seed=seed), target)) for seed in range(20))
-    print(f"σ of a share smaller by {ratio}: {name} {caught} of 20")
-    assert least <= caught <= most
 
 
 @pytest.mark.long
@@ -377,5 +294,5 @@ def test_false_alarms_of_sums_come_no_oftener_than_stated(mechanism: str) -> Non
     for seed in range(100):
         alarms.update(failed(sum_questions(replace(SETTING, seed=seed), summed(mechanism)), 0.1))
     assert all(count <= stats.binom.isf(1e-6, 100, 0.1) for count in alarms.values()), alarms
-    for name in ("sum: shares", "sum: honest shares", "sum: coordinates", "retry: keys"):
+    for name in ("sum: shares", "sum: honest shares", "sum: coordinates", "share: keys"):
         assert alarms[name] > 0, f"{name} never alarmed at 10 %: it cannot fail"

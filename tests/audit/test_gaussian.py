@@ -1,4 +1,4 @@
-"""The audit of Gaussian noise: holds on production, catches every injected fault, and alarms no oftener than it says.
+"""The audit of Gaussian noise: holds on production, catches every injected fault, and keeps its false-alarm rate.
 
 Most tests have fixed seeds (noise mode `seeded`); on production a check fails with chance 1e-5 for another seed.
 """
@@ -18,29 +18,26 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from fedspa.algorithms.fedspa import respond
-from fedspa.audit import gaussian, training
+from fedspa.audit import gaussian
+from fedspa.audit.audited import FALSE_ALARM, Setting, of_config
 from fedspa.audit.gaussian import (
     GAUSSIAN,
     TOLERANCE,
-    direct_sampler_questions,
     epsilon_question,
     mu_question,
     noise_questions,
     pair_question,
     synthetic,
-    worst_neighbours,
+    update_sampler_questions,
 )
-from fedspa.audit.probes import worst_row
-from fedspa.audit.run import FALSE_ALARM, Setting, of_config
 from fedspa.engine import native
 from fedspa.errors import ConfigError
-from fedspa.mechanisms.clipping import CLIP_MARGIN
 from fedspa.mechanisms.gaussian.release import noisy_mean
 from fedspa.randomness.streams import Stream
 
 SEEDED = Setting("seeded")
-# What a question of the default audit is given: 15 and 3 for each relation rest on chance.
-ALPHA = FALSE_ALARM / 21
+# What a question of the default audit is given: 9 and 2 for each relation rest on chance.
+ALPHA = FALSE_ALARM / 13
 
 
 @pytest.mark.slow
@@ -59,46 +56,36 @@ def test_production_holds(clip, sampling, mode):
     report = GAUSSIAN.audit(Setting(mode, draws=1000), target)
     assert report.holds, [check for check in report.checks if not check.holds]
     chance = [check for check in report.checks if check.confidence < 1]
-    exact_sizes = 2 if sampling == "fixed" else 0  # a fixed size leaves nothing to chance
-    assert len(chance) == 15 - exact_sizes + 3 * len(target.relations)
+    exact_sizes = 1 if sampling == "fixed" else 0  # a fixed size leaves nothing to chance
+    assert len(chance) == 9 - exact_sizes + 2 * len(target.relations)
     assert sum(1 - check.confidence for check in chance) == pytest.approx(FALSE_ALARM)
 
 
 def pairs(setting, target):
-    for plan in target.plans():
-        yield gaussian.pair_question(setting, target, plan)
-        yield training.pair_question(setting, target, plan)
-
-
-def noise(setting, target):
-    return [*gaussian.noise_questions(setting, target), *training.noise_questions(setting, target)]
-
-
-def batches(setting, target):
-    return [*gaussian.direct_sampler_questions(setting, target), *training.update_sampler_questions(setting, target)]
+    yield from (gaussian.pair_question(setting, target, plan) for plan in target.plans())
 
 
 def masks(setting, target):
-    return [training.mask_question(setting, target)]
+    return [gaussian.mask_question(setting, target)]
 
 
-# The questions that are there for each mistake, and which of them must see it, in the mechanism and in a run's engine.
+# The questions that are there for each mistake, and which of them must see it.
 CAUGHT_BY = {
-    "sensitivity": (pairs, {"pair, replace-one", "engine: pair, replace-one"}),
-    "noise": (noise, {"noise: law", "engine: noise"}),
-    "noise-missing": (noise, {"noise: law", "engine: noise", "engine: law"}),
-    "noise-shared": (noise, {"noise: coordinates", "engine: coordinates"}),
-    "noise-repeated": (noise, {"engine: noise"}),
-    "noise-empty": (noise, {"noise: size", "engine: noise", "engine: law"}),
-    "clip": (pairs, {"pair, add-remove", "engine: pair, add-remove"}),
-    "mean": (pairs, {"pair, add-remove", "pair, replace-one"}),
-    "seed": (noise, {"engine: keys"}),
-    "seed-reused": (noise, {"engine: keys"}),
-    "sampling": (batches, {"sampler: steps", "engine: steps"}),
-    "sampling-fixed": (batches, {"sampler: batch sizes", "engine: batch sizes"}),
-    "sampling-rate": (batches, {"sampler: batch sizes", "sampler: steps", "engine: batch sizes", "engine: steps"}),
-    "sampling-twice": (batches, {"sampler: twice", "engine: twice"}),
-    "mask": (masks, {"engine: mask"}),
+    "sensitivity": (pairs, {"pair, replace-one"}),
+    "noise": (noise_questions, {"noise: size", "noise: law"}),
+    "noise-missing": (noise_questions, {"noise: size", "noise: law"}),
+    "noise-shared": (noise_questions, {"noise: coordinates"}),
+    "noise-repeated": (noise_questions, {"noise: size"}),
+    "noise-empty": (noise_questions, {"noise: size", "noise: law"}),
+    "clip": (pairs, {"pair, add-remove"}),
+    "mean": (noise_questions, {"noise: size"}),
+    "seed": (noise_questions, {"keys"}),
+    "seed-reused": (noise_questions, {"keys"}),
+    "sampling": (update_sampler_questions, {"sampler: steps"}),
+    "sampling-fixed": (update_sampler_questions, {"sampler: batch sizes"}),
+    "sampling-rate": (update_sampler_questions, {"sampler: batch sizes", "sampler: steps"}),
+    "sampling-twice": (update_sampler_questions, {"sampler: twice"}),
+    "mask": (masks, {"mask"}),
 }
 
 
@@ -110,19 +97,34 @@ def test_every_fault_is_caught(name, clip):
     assert {question.name for question in asked if not question.answer(ALPHA).holds} >= wanted
 
 
+@pytest.mark.parametrize("noise_multiplier", [350.0, 3500.0])
+def test_much_noise_holds_and_a_clip_that_is_a_little_too_large_does_not(noise_multiplier):
+    """Rounding of the uploads is up to 0.1 % of so small a distance: no violation, and it does not hide one of 2 %."""
+
+    def larger(chunks, plan, noise, on_grid):
+        wide = replace(plan, clip_value=1.02 * plan.clip_value, noise_multiplier=plan.noise_multiplier / 1.02)
+        return noisy_mean(chunks, wide, noise, on_grid=on_grid)
+
+    for clip, seed in itertools.product(["l2", "coordinate"], range(3)):
+        target = synthetic(noise=noise_multiplier, clip=clip)
+        for tried, holds in ((target, True), (broken(target, release=larger), False)):
+            found = [pair.answer(ALPHA) for pair in pairs(Setting("seeded", seed=seed), tried)]
+            assert [check.holds for check in found] == [holds] * 2
+
+
 def test_a_mask_whose_seed_the_records_choose_is_seen():
     """Though values and places fit together: the seed itself tells of the records."""
 
     def of_records(theta, terms, agents, made):
-        seeds = [hashlib.blake2b(agent.x.numpy().tobytes(), digest_size=16).digest() for agent in agents]
+        seeds = [hashlib.blake2b(agent.pool_x.numpy().tobytes(), digest_size=16).digest() for agent in agents]
         return respond(theta, terms, [replace(agent, mask_seed=seed) for agent, seed in zip(agents, seeds)], made)
 
-    question = training.mask_question(SEEDED, replace(synthetic(), respond=of_records))
+    question = gaussian.mask_question(SEEDED, replace(synthetic(), respond=of_records))
     assert not question.answer(0.0).holds
 
 
 def test_canaries_hold_on_production_and_see_noise_that_is_missing():
-    *others, sound = (question.answer(1e-5) for question in training.run_questions(SEEDED, synthetic()))
+    *others, sound = (question.answer(1e-5) for question in gaussian.run_questions(SEEDED, synthetic()))
     assert sound.holds
     assert all(check.holds for check in others)
     assert sound.lower_bound > 0.2
@@ -130,13 +132,13 @@ def test_canaries_hold_on_production_and_see_noise_that_is_missing():
     def faint(chunks, plan, noise, on_grid):
         return noisy_mean(chunks, replace(plan, noise_multiplier=plan.noise_multiplier / 6), noise, on_grid=on_grid)
 
-    loud = training.run_questions(SEEDED, broken(synthetic(), release=faint))[-1].answer(1e-5)
+    loud = gaussian.run_questions(SEEDED, broken(synthetic(), release=faint))[-1].answer(1e-5)
     assert loud.lower_bound > loud.claimed
 
 
 @pytest.mark.parametrize("name", ["seed", "seed-reused"])
 def test_noise_of_public_or_shared_keys_is_seen_in_a_run(name):
-    questions = training.run_questions(Setting(), GAUSSIAN_FAULTS[name](synthetic()))
+    questions = gaussian.run_questions(Setting(), GAUSSIAN_FAULTS[name](synthetic()))
     assert [question.name for question in questions if not question.answer(1e-5).holds] == ["run: keys"]
 
 
@@ -144,38 +146,25 @@ def test_a_run_that_the_server_refuses_is_a_failed_check():
     def far_off(chunks, plan, noise, on_grid):
         return torch.full((plan.active,), 1e9, dtype=torch.float64), plan.clip_value
 
-    (check,) = (q.answer(0.0) for q in training.run_questions(SEEDED, broken(synthetic(), release=far_off)))
+    (check,) = (q.answer(0.0) for q in gaussian.run_questions(SEEDED, broken(synthetic(), release=far_off)))
     assert (check.name, check.holds, check.confidence) == ("run: updates", False, 1.0)
 
 
-def release_questions(setting, target):
+def all_but_the_run(setting, target):
     for plan in target.plans():
-        yield gaussian.mu_question(setting, target, plan)
-        yield gaussian.epsilon_question(setting, target, plan)
-    yield from gaussian.noise_questions(setting, target)
-    yield from gaussian.direct_sampler_questions(setting, target)
-
-
-def engine_questions(setting, target):
-    yield from (training.mu_question(setting, target, plan) for plan in target.plans())
-    yield training.mask_question(setting, target)
-    yield from training.noise_questions(setting, target)
-    yield from training.update_sampler_questions(setting, target)
+        yield mu_question(setting, target, plan)
+        yield epsilon_question(setting, target, plan)
+    yield gaussian.mask_question(setting, target)
+    yield from noise_questions(setting, target)
+    yield from update_sampler_questions(setting, target)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("questions", "of_fit", "repetitions"),
-    [
-        (engine_questions, (), 25),
-        pytest.param(engine_questions, ("engine: keys", "engine: steps"), 100, marks=pytest.mark.long),
-        pytest.param(
-            *(release_questions, ("noise: size", "noise: coordinates", "sampler: batch sizes"), 100),
-            marks=pytest.mark.long,
-        ),
-    ],
+    ("of_fit", "repetitions"),
+    [((), 25), pytest.param(("keys", "sampler: steps"), 100, marks=pytest.mark.long)],
 )
-def test_false_alarms_come_no_more_often_than_stated(questions, of_fit, repetitions):
+def test_false_alarms_come_no_more_often_than_stated(of_fit, repetitions):
     """Audits with α = 0.1 for each question. Of 100, a question alarms more than 27 times with a chance below 1e-6; one
     that alarms three times too often does so with a chance of 0.7, four times too often with one of 0.99. The questions
     of fit must alarm now and then."""
@@ -183,7 +172,7 @@ def test_false_alarms_come_no_more_often_than_stated(questions, of_fit, repetiti
     alarms: Counter[str] = Counter()
     for seed in range(repetitions):
         # The rate is promised for any number of draws: the fewest that are allowed.
-        asked = questions(Setting("seeded", seed=seed, draws=100), synthetic())
+        asked = all_but_the_run(Setting("seeded", seed=seed, draws=100), synthetic())
         alarms.update(question.name for question in asked if not question.answer(alpha).holds)
     limit = stats.binom.isf(1e-6, repetitions, alpha)
     assert all(count <= limit for count in alarms.values()), alarms
@@ -198,7 +187,7 @@ def test_the_mechanism_of_a_config(tmp_path):
         "[federation]\nagents = 4\nrounds = 2\nper_round = 4\n[algorithm]\ncompression = 0.3\nbatch = 20\n"
         '[privacy]\nnoise_multiplier = 1.3\nclip = "coordinate"\nclip_value = 0.02\nclip_rule = "quantile"\n'
     )
-    mechanism, target, setting = of_config(path, ['privacy.noise="seeded"'], {}, 500, 0)
+    mechanism, target, setting = of_config(path, ['privacy.noise="seeded"'], 500, 0)
     assert mechanism is GAUSSIAN
     assert target.plan.clip_rule == "quantile"
     assert target.plan.batch == 20
@@ -211,7 +200,7 @@ def test_a_config_without_a_claim_is_refused(tmp_path):
     path = tmp_path / "run.toml"
     path.write_text('[algorithm]\nname = "fedavg"\n')
     with pytest.raises(ConfigError, match="promises no privacy"):
-        of_config(path, [], {}, 500, 0)
+        of_config(path, [], 500, 0)
 
 
 SURE = 1e-5
@@ -225,28 +214,10 @@ def _failed(questions):
     return {question.name for question in questions if not question.answer(SURE).holds}
 
 
-def faulty(name, **choices):
-    return GAUSSIAN_FAULTS[name](synthetic(**choices))
-
-
 def _engines():
     module = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(32, 2))
     fast = [] if native.supports(module, (32,)) else ["native"]
     return ["generic", "traced", "reference", *fast]
-
-
-@pytest.mark.parametrize("mode", ["seeded", "exact"])
-@pytest.mark.parametrize("clip", ["coordinate", "l2"])
-def test_noise_of_production_holds(mode, clip):
-    assert _failed(noise_questions(_setting(1000, mode), synthetic(clip=clip))) == set()
-
-
-def test_noise_that_all_coordinates_share_is_seen():
-    def shared(chunks, plan, noise, on_grid):
-        return torch.from_numpy(plan.sigma * noise.gaussian(1)).expand(plan.active), plan.clip_value
-
-    target = replace(synthetic(), release=shared)
-    assert "noise: coordinates" in _failed(noise_questions(_setting(1000), target))
 
 
 def test_uniform_noise_of_the_right_size_is_seen():
@@ -254,20 +225,7 @@ def test_uniform_noise_of_the_right_size_is_seen():
         values = (noise.uniform(plan.active) - 0.5) * math.sqrt(12) * plan.sigma
         return torch.from_numpy(values), plan.clip_value
 
-    target = replace(synthetic(), release=uniform)
-    assert _failed(noise_questions(_setting(1000), target)) == {"noise: law"}
-
-
-@pytest.mark.parametrize("sampling", ["poisson", "fixed"])
-def test_batches_of_production_hold(sampling):
-    assert _failed(direct_sampler_questions(_setting(2000), synthetic(sampling=sampling))) == set()
-
-
-def test_shuffled_epochs_are_seen_under_both_samplings():
-    poisson = _failed(direct_sampler_questions(_setting(500), faulty("sampling")))
-    fixed = _failed(direct_sampler_questions(_setting(500), faulty("sampling", sampling="fixed")))
-    assert poisson == {"sampler: batch sizes", "sampler: steps"}
-    assert fixed == {"sampler: steps"}
+    assert _failed(noise_questions(_setting(1000), broken(synthetic(), release=uniform))) == {"noise: law"}
 
 
 @pytest.mark.parametrize(
@@ -275,24 +233,13 @@ def test_shuffled_epochs_are_seen_under_both_samplings():
 )
 def test_bounds_stay_below_the_claim_and_come_near(sampling, neighbours):
     target = synthetic(sampling=sampling, neighbours=neighbours)
-    mu = mu_question(_setting(2000), target, target.plan).answer(SURE)
-    epsilon = epsilon_question(_setting(2000), target, target.plan).answer(SURE)
+    mu = mu_question(_setting(1000, engine="auto"), target, target.plan).answer(SURE)
+    epsilon = epsilon_question(_setting(1000, engine="auto"), target, target.plan).answer(SURE)
     assert mu.holds
     assert epsilon.holds
     assert mu.lower_bound > 0.6 * mu.claimed
     # Add-remove has nothing to show at δ = 0.1 and so few draws.
-    assert epsilon.lower_bound > (0.25 * epsilon.claimed if neighbours == "replace-one" else -1)
-
-
-def test_the_papers_sensitivity_is_seen_by_mu():
-    target = faulty("sensitivity", neighbours="replace-one")
-    assert _failed([mu_question(_setting(2000), target, target.plan)])
-
-
-def test_noise_too_small_is_seen_by_mu_and_epsilon():
-    target = faulty("noise", neighbours="replace-one")
-    assert _failed([mu_question(_setting(), target, target.plan)])
-    assert _failed([epsilon_question(_setting(), target, target.plan)])
+    assert epsilon.lower_bound > (0.2 * epsilon.claimed if neighbours == "replace-one" else -1)
 
 
 def test_a_sampler_that_takes_everyone_is_seen_by_epsilon():
@@ -300,14 +247,8 @@ def test_a_sampler_that_takes_everyone_is_seen_by_epsilon():
         while True:
             yield np.arange(plan.records)
 
-    target = replace(synthetic(neighbours="replace-one"), batches=everyone)
-    assert _failed([epsilon_question(_setting(2000), target, target.plan)])
-
-
-def test_fixed_size_neighbours_pull_against_each_other():
-    plan = synthetic(sampling="fixed").plan
-    first, _, others = worst_neighbours(plan, torch.Generator())
-    assert torch.equal(others, -first)
+    target = broken(synthetic(neighbours="replace-one"), batches=everyone)
+    assert _failed([epsilon_question(_setting(1000), target, target.plan)])
 
 
 @pytest.mark.parametrize("engine", _engines())
@@ -315,57 +256,31 @@ def test_fixed_size_neighbours_pull_against_each_other():
 @pytest.mark.parametrize("neighbours", ["add-remove", "replace-one"])
 def test_pairs_attain_the_claim_through_every_engine(engine, clip, neighbours):
     target = synthetic(clip=clip, neighbours=neighbours)
-    check = training.pair_question(_setting(engine=engine), target, target.plan).answer(SURE)
+    check = gaussian.pair_question(_setting(engine=engine), target, target.plan).answer(SURE)
     assert check.holds, check
     assert f"engine {engine}" in check.detail
 
 
 def test_exact_mode():
     target = synthetic(clip="l2", neighbours="replace-one")
-    check = training.pair_question(_setting(mode="exact", engine="auto"), target, target.plan).answer(SURE)
+    check = gaussian.pair_question(_setting(mode="exact", engine="auto"), target, target.plan).answer(SURE)
     assert check.holds, check
-
-
-@pytest.mark.parametrize("engine", _engines())
-def test_noise_keys_and_batches_hold(engine):
-    setting, target = _setting(100, engine=engine), synthetic()
-    assert (
-        _failed(training.noise_questions(setting, target) + training.update_sampler_questions(setting, target)) == set()
-    )
-
-
-def test_small_noise_is_seen_through_the_engine():
-    target = faulty("noise", neighbours="replace-one")
-    assert "engine: noise" in _failed(training.noise_questions(_setting(), target))
-    assert training.mu_question(_setting(), target, target.plan).answer(SURE).lower_bound > 1.8
-
-
-def pair_check(target):
-    """Without chance, hence at any alpha."""
-    return pair_question(_setting(), target, target.plan).answer(0.0)
-
-
-@pytest.mark.parametrize("neighbours", ["add-remove", "replace-one"])
-def test_production_stays_within_its_sensitivity_and_attains_it(neighbours):
-    check = pair_check(synthetic(neighbours=neighbours))
-    assert check.holds, check
-    assert check.lower_bound == pytest.approx(check.claimed, rel=TOLERANCE + CLIP_MARGIN)
 
 
 def test_a_release_that_clips_too_tight_has_lost_the_test_its_reach():
     def tight(chunks, plan, noise, on_grid):
-        return noisy_mean((rows * 0 for rows in chunks), plan, noise, on_grid=on_grid)
+        return noisy_mean((rows * 0.5 for rows in chunks), replace(plan, clip_value=plan.clip_value / 2), noise)
 
-    check = pair_check(replace(synthetic(neighbours="add-remove"), release=tight))
-    assert not check.holds
-    assert "reach" in check.detail
+    target = broken(synthetic(neighbours="add-remove"), release=tight)
+    assert _failed([pair_question(_setting(), target, target.plan)])
 
 
 def test_a_release_that_gives_nan_does_not_hold():
     def not_a_number(chunks, plan, noise, on_grid):
         return torch.full((plan.active,), torch.nan, dtype=torch.float64), plan.clip_value
 
-    assert not pair_check(replace(synthetic(neighbours="add-remove"), release=not_a_number)).holds
+    target = broken(synthetic(neighbours="add-remove"), release=not_a_number)
+    assert _failed([pair_question(_setting(), target, target.plan)])
 
 
 @given(
@@ -382,12 +297,6 @@ def test_any_row_added_moves_the_release_by_no_more_than_the_sensitivity(clip, c
     without, _ = noisy_mean([batch[1:]], plan, Stream(bytes(32)), on_grid=on_grid)
     # Float64 sums around noise of this size: their own rounding is 1e-15 of it.
     assert float((whole - without).norm()) * plan.batch <= plan.sensitivity * (1 + TOLERANCE)
-
-
-@pytest.mark.parametrize("clip", ["coordinate", "l2"])
-def test_the_worst_row_lies_on_the_bound(clip):
-    plan = synthetic(clip=clip).plan
-    assert float(worst_row(plan, torch.Generator()).norm()) == pytest.approx(plan.clip_norm, rel=1e-6)
 
 
 @pytest.mark.parametrize("clip_value", [1.0, 1e-3, 1e-6])

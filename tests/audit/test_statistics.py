@@ -61,7 +61,7 @@ def test_mu_lower_is_zero_for_a_coin():
 
 
 def test_epsilon_lower_of_randomised_response():
-    """Truth told with chance e/(1 + e): ε is exactly 1, and more is never shown."""
+    """The truth with chance e/(1 + e): ε is exactly 1, and more is never shown."""
     n, rate = 1_000_000, math.e / (1 + math.e)
     bound = epsilon_lower(0.0, round(rate * n), round((1 - rate) * n), n, 1e-4)
     assert 0.98 < bound < 1.0

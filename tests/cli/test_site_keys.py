@@ -10,8 +10,7 @@ from typer.testing import CliRunner
 
 from fedspa.cli import app
 from fedspa.errors import ConfigError
-from fedspa.secagg.keys import SecretKey, fingerprint
-from fedspa.secagg.roster import Roster
+from fedspa.secagg.keys import Roster, SecretKey, fingerprint
 
 
 def called(*arguments: object) -> tuple[int, str]:
@@ -57,24 +56,6 @@ def test_a_sound_roster(sites: Path) -> None:
         f"digest  {roster.digest}",
         f"{sites / 'roster.toml'}: valid; 2 members",
     ]
-
-
-def test_ones_own_key_in_it(sites: Path) -> None:
-    for name in ("clinic-a", "clinic-b"):
-        for more in ([], ["--name", name]):
-            code, said = called("roster", sites / "roster.toml", "--key", sites / f"{name}.key", *more)
-            assert code == 0
-            assert said.endswith(f"{name}.key: the key of {name}\n")
-
-
-def test_ones_own_key_not_in_it(sites: Path) -> None:
-    code, said = called("roster", sites / "roster.toml", "--key", sites / "clinic-a.key", "--name", "clinic-b")
-    assert code == 1
-    assert "belongs to clinic-a, not to clinic-b" in said
-    called("keygen", sites / "new.key")
-    code, said = called("roster", sites / "roster.toml", "--key", sites / "new.key")
-    assert code == 1
-    assert f"its public key is not in the roster:\n{SecretKey.load(sites / 'new.key').public.hex()}\n" in said
 
 
 def test_what_is_refused(sites: Path) -> None:

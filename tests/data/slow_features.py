@@ -36,7 +36,8 @@ def colour_blocks(image: Array) -> Array:
 
 
 def directions(image: Array) -> Array:
-    right, down = (ndimage.sobel(image, axis, mode="nearest") / 8 for axis in (1, 0))
+    # Where nothing changes, rounding must not choose the direction: 0, and not −0.
+    right, down = (ndimage.sobel(image, axis, mode="nearest").round(12) / 8 + 0.0 for axis in (1, 0))
     found = np.zeros((8, *image.shape))
     for y, x in np.ndindex(*image.shape):
         length = math.sqrt(right[y, x] ** 2 + down[y, x] ** 2 + 1e-12)

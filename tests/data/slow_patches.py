@@ -8,19 +8,21 @@ import numpy as np
 from numpy.typing import NDArray
 from slow_features import directions, smooth
 
-from fedspa.data.patches import BANKS, Bank, constants
+from fedspa.data.patches import BANKS, GREY_BANKS, Bank, constants
 
 Array = NDArray[np.float64]
 
 
 def patches(image: Array) -> Array:
-    parts = [bank.share * whitened(bank, image) for bank in BANKS]
+    parts = [bank.share * whitened(bank, image) for bank in (BANKS if len(image) == 3 else GREY_BANKS)]
     return 3 * np.concatenate(parts) / np.linalg.norm(np.concatenate(parts))
 
 
 def whitened(bank: Bank, image: Array) -> Array:
     made = constants(bank)
-    both = (rooted(bank, image) + rooted(bank, image[:, :, ::-1])) / 2
+    both = rooted(bank, image)
+    if len(image) == 3:
+        both = (both + rooted(bank, image[:, :, ::-1])) / 2
     found = made.whitening.double().numpy() @ (both - made.means.double().numpy()).ravel()
     return np.asarray(found / np.linalg.norm(found))
 
@@ -34,7 +36,7 @@ def rooted(bank: Bank, image: Array) -> Array:
     for row in range(side):
         for column in range(side):
             patch = maps[:, row : row + bank.size, column : column + bank.size].ravel()
-            patch = (patch - patch.mean()) / (patch.std() + 0.2)
+            patch = patch / (patch.std() + 0.2)  # its mean meets patterns whose mean is 0, but for their rounding
             alike = patterns @ patch + made.offsets.double().numpy()
             found[:, row, column] = np.maximum(np.concatenate((alike, -alike)) - 0.5, 0)
     return np.sqrt(pooled(found, bank.cells, bank.step))
@@ -56,7 +58,6 @@ def near(side: int, cells: int, step: float, number: int) -> Array:
 
 
 def edges(image: Array) -> Array:
-    red, green, blue = image
-    maps = directions(0.299 * red + 0.587 * green + 0.114 * blue)
+    maps = directions(image[0] if len(image) == 1 else np.tensordot([0.299, 0.587, 0.114], image, 1))
     around = np.sqrt(smooth((maps**2).sum(axis=0), 2.0))
     return np.stack([np.sqrt(smooth(each / (around + 0.08), 0.9)[1::2, 1::2]) for each in maps])

@@ -14,9 +14,8 @@ import pytest
 import torch
 
 import fedspa
-from fedspa.data.columns import Odd, checked, identifier
+from fedspa.data.columns import InvalidCell, checked, identifier
 from fedspa.data.dataset import Dataset
-from fedspa.data.datasets import load
 from fedspa.data.table import read_table
 from fedspa.errors import DataError
 
@@ -75,19 +74,6 @@ def test_a_simulation_refuses_them_and_says_which(key: str, ids: Any) -> None:
         fedspa.from_arrays(X, Y, X, Y, name="d", **{key: ids})
 
 
-@forms
-def test_so_do_agents_each_with_ids(ids: Any) -> None:
-    with pytest.raises(DataError, match=r"persons of agent 1: 1 of 4 ids are missing, as .* of the records 2:"):
-        fedspa.from_agents([(X, Y), (X, Y)], test=(X, Y), name="d", persons=[["ann", "bob", "cleo", "dan"], ids])
-
-
-def test_so_does_an_npz(tmp_path: Path) -> None:
-    for ids in (FORMS["numpy text"], FORMS["pandas.factorize"], FORMS["numpy floats"]):
-        np.savez(tmp_path / "visits.npz", x_train=X, y_train=Y, x_test=X, y_test=Y, who=ids)
-        with pytest.raises(DataError, match="1 of 4 ids are missing"):
-            load("visits.npz", tmp_path, person="who")
-
-
 def test_many_are_counted_and_the_first_are_named() -> None:
     with pytest.raises(DataError, match=r"8 of 12 ids are missing, as 'nan', of the records 2, 3, 4, 5, 6, …:"):
         fedspa.from_arrays(
@@ -125,11 +111,11 @@ def test_a_sites_table_counts_them_as_bad(word: str, tmp_path: Path) -> None:
 def test_a_site_counts_them_as_bad_and_sends_nothing_of_them(ids: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """An error would tell the server; the operator finds their numbers among the bad records."""
     pytest.importorskip("flwr")
-    from fedspa.flower import records, site
+    from fedspa.flower import site, site_records
 
-    monkeypatch.setattr(records, "_users", lambda *_: (X, np.zeros(4), ids))
+    monkeypatch.setattr(site_records, "_call", lambda *_: (X, np.zeros(4), ids))
     node = {"agent": "north", "data": "a:b", "task": "regression"}
-    own = records.load(node, None)
+    own = site_records.load(node, None)
     assert own.persons is not None
     assert 2 in own.bad
     assert own.persons[2] == -1
@@ -149,15 +135,8 @@ def test_ids_that_are_there(cell: object) -> None:
     assert identifier(cell) == str(int(cell) if isinstance(cell, float) else cell)
 
 
-def test_blanks_around_an_id_make_no_other_person() -> None:
-    """As at sites: one person with two ids would be protected as two."""
-    data = fedspa.from_arrays(X, Y, X, Y, name="d", persons=np.array(["17", "17 ", "4", " 17"]))
-    assert data.persons is not None
-    assert data.persons.tolist() == [0, 0, 1, 0]
-
-
 def test_what_is_no_id_at_all_is_refused() -> None:
-    with pytest.raises(Odd):
+    with pytest.raises(InvalidCell):
         identifier(("ann",))
     with pytest.raises(DataError, match="a whole number or a text"):
         fedspa.from_arrays(X, Y, X, Y, name="d", persons=[("ann", 1), ("bob", 2), ("cleo", 3), ("dan", 4)])

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from fedspa.data import plugin
-from fedspa.errors import ConfigError, DataError, place_of
+from fedspa.errors import ConfigError, DataError
 from fedspa.runs.config import Config, load, to_toml
 
 
@@ -16,20 +16,12 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_a_function_in_the_current_directory_is_found(here: Path) -> None:
-    (here / "fedspa_plugin_here.py").write_text(
-        "def make():\n    return 7\nclass Kit:\n    make = staticmethod(make)\n"
-    )
-    assert plugin.resolve("fedspa_plugin_here:make", key="data.name", error=DataError)() == 7
-    assert plugin.resolve("fedspa_plugin_here:Kit.make", key="data.name", error=DataError)() == 7
-
-
 def test_the_current_directory_cannot_shadow_an_installed_module(here: Path) -> None:
     (here / "wave.py").write_text("raise RuntimeError('shadowed')\n")
     assert callable(plugin.resolve("wave:open", key="data.name", error=DataError))
 
 
-@pytest.mark.parametrize("name", ["a:", ":b", "a:b:c", "a b:c", "../a:b", "a.:b", "1a:b", "a:b()", "a:1"])
+@pytest.mark.parametrize("name", ["a:", "a:b:c", "../a:b", "a:1"])
 def test_other_forms_are_refused(name: str) -> None:
     with pytest.raises(ConfigError, match=r"'package\.module:function'") as caught:
         plugin.resolve(name, key="model.name", error=ConfigError)
@@ -40,9 +32,7 @@ def test_other_forms_are_refused(name: str) -> None:
     ("body", "function", "said"),
     [
         ("import fedspa_no_such_module", "make", r"cannot import.*ModuleNotFoundError[^;]*$"),
-        ("raise RuntimeError('first\\nsecond')", "make", "RuntimeError: first"),
         ("raise SystemExit(3)", "make", "SystemExit"),
-        ("def make(:", "make", "SyntaxError"),
         ("other = 1", "make", "has no 'make'"),
         ("make = 1", "make", "is a int, not a function"),
     ],
@@ -100,15 +90,6 @@ def test_two_projects_with_modules_of_one_name_stay_apart(here: Path) -> None:
     assert [resolved(config) for config in (one, two, one)] == [1, 2, 1]
 
 
-def test_beside_the_config_comes_before_the_current_folder(here: Path) -> None:
-    config = load(project(here / "beside", 1))
-    project(here / "current", 2)
-    os.chdir(here / "current")
-    sys.path.insert(0, "")  # as in an interactive Python
-    assert resolved(config) == 1
-    assert resolved(load(None, ["model.name=fedspa_plugin_project:make"])) == 2
-
-
 def test_what_was_imported_stays_importable_and_nothing_installed_is_shadowed(here: Path) -> None:
     path = project(here / "beside", 1, "wave")
     before = list(sys.path)
@@ -116,11 +97,6 @@ def test_what_was_imported_stays_importable_and_nothing_installed_is_shadowed(he
         resolved(load(path))
     assert [entry for entry in sys.path if entry in before] == before
     assert str(here / "beside") in sys.path
-
-
-@pytest.mark.parametrize("name", ["mlp", "given:Net"])
-def test_only_a_function_of_ones_own_has_a_folder(here: Path, name: str) -> None:
-    assert load({"model": {"name": name}, "privacy": {"epsilon": 2.0}}).run.code is None
 
 
 def test_a_failure_names_the_line_of_the_users_own_code(here: Path) -> None:
@@ -133,11 +109,3 @@ def test_a_failure_names_the_line_of_the_users_own_code(here: Path) -> None:
     caught.value.__traceback__ = caught.tb.tb_next  # from where fedspa called it
     assert plugin.one_line(caught.value).endswith(", at fedspa_plugin_line.py:3")
     assert plugin.one_line(caught.value).startswith("RuntimeError: ")
-
-
-def test_what_failed_outside_the_users_code_names_no_line() -> None:
-    with pytest.raises(DataError) as caught:
-        plugin.resolve("fedspa_plugin_nowhere:make", key="data.name", error=DataError)
-    cause = caught.value.__cause__
-    assert cause is not None
-    assert place_of(cause) is None

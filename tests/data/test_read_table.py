@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +13,8 @@ from hypothesis import strategies as st
 
 from fedspa.data import table as table_module
 from fedspa.data.columns import Schema, checked
-from fedspa.data.encode import Table
-from fedspa.data.table import from_frame, read_table
+from fedspa.data.findings import examine
+from fedspa.data.table import Table, from_frame, read_table
 from fedspa.errors import DataError
 
 COLUMNS: dict[str, dict[str, Any]] = {
@@ -70,13 +69,6 @@ def test_a_table_becomes_features_targets_owners_and_persons(tmp_path: Path) -> 
     assert (table.target_scale, table.target_offset) == ((200.0,), (200.0,))
 
 
-def test_targets_in_the_columns_own_unit(tmp_path: Path) -> None:
-    table = read_table(written(tmp_path, HEADER, *ROWS), SCHEMA, strict=True)
-    assert table.target_scale is not None
-    assert table.target_offset is not None
-    assert (table.y * table.target_scale[0] + table.target_offset[0]).tolist() == [100, 400, 200]
-
-
 def test_the_order_of_the_files_columns_changes_nothing(tmp_path: Path) -> None:
     first = read_table(written(tmp_path, HEADER, *ROWS), SCHEMA, strict=True)
     turned = [",".join(reversed(line.split(","))) for line in (HEADER, *ROWS)]
@@ -114,19 +106,9 @@ def test_records_for_testing(tmp_path: Path) -> None:
     )
 
 
-def test_the_same_column_names_agent_and_person(tmp_path: Path) -> None:
-    columns = COLUMNS | {"hospital": {"kind": "ignore"}}
-    schema = checked({"columns": columns, "agent": "patient", "person": "patient"})
-    table = read_table(written(tmp_path, HEADER, *ROWS), schema, strict=True)
-    assert table.owners is not None
-    assert np.array_equal(table.owners, [0, 1, 0])
-    assert np.array_equal(table.persons, table.owners)
-
-
 @pytest.mark.parametrize(
     ("targets", "y", "dtype"),
     [
-        ({"a": {"kind": "flag"}}, [1, 0], torch.int64),
         ({"c": {"kind": "category", "categories": ["u", "v"], "other": True}}, [1, 2], torch.int64),
         ({"a": {"kind": "flag"}, "b": {"kind": "flag"}}, [[1, 0], [0, 1]], torch.float32),
         ({"n": {"kind": "number", "range": [0, 2]}}, [1, -0.5], torch.float32),
@@ -153,25 +135,17 @@ def test_the_types_of_targets(tmp_path: Path, targets: dict[str, Any], y: list[A
 
 BAD_ROWS = [
     ("north,p1,,abc,f,yes,1", "column 'age': 'abc' is no finite number"),
-    ("north,p1,,1e400,f,yes,1", "column 'age': '1e400' is no finite number"),
-    ("north,p1,,inf,f,yes,1", "column 'age': 'inf' is no finite number"),
-    ("north,p1,,5\0,f,yes,1", "column 'age'"),
     ("north,p1,,5,x,yes,1", "column 'sex': 'x' is no category of it; the schema lists ['f', 'm']"),
-    ("north,p1,,5,,yes,1", "column 'sex': a value is missing; mend it, or say in data.table.columns.sex.missing"),
+    ("north,p1,,5,,yes,1", "column 'sex': a value is missing; fill it in, or set data.table.columns.sex.missing"),
     ("north,p1,,5,f,maybe,1", "column 'smoker': 'maybe' is no word for true or false"),
     ("north,p1,,5,f,yes,", "column 'score': a value is missing"),
     ("north,,,5,f,yes,1", "column 'patient': a value is missing"),
     ("north,p1,,5,f,yes", "the row has 6 fields; the first line names 7 columns"),
-    ("north,p1,,5,f,yes,1,", "the row has 8 fields"),
-    ("   ", "the row has 1 fields"),
     ('north,p1,"open,5,f,yes,1', "the row has quotes that do not match"),
-    ('north,p1,"a"b,5,f,yes,1', "the row has quotes that do not match"),
     (b"north,p1,\xff,5,f,yes,1", "the row is not UTF-8"),
     ("north,p1,a\rb,5,f,yes,1", "the row has a carriage return in it"),
     (f"north,p1,{'a' * 200_000},5,f,yes,1", "the row has a field that is too long"),
-    (f'north,p1,"{"a" * 200_000}",5,f,yes,1', "the row has a field that is too long"),
     (f"north,p1,{'a' * 3_000_000},5,f,yes,1", "the row is too long"),
-    ("\r" * 2_000_000, "the row is too long"),
 ]
 
 
@@ -190,14 +164,6 @@ def test_a_bad_row_is_one_line_or_a_bad_record(tmp_path: Path, row: str | bytes,
     assert table.persons[0] == table.persons[2]
 
 
-def test_a_row_without_a_person_is_nobodys(tmp_path: Path) -> None:
-    nobody = "north,,,5,f,yes,1"
-    table = read_table(written(tmp_path, HEADER, ROWS[0], nobody, "no row", nobody), SCHEMA, strict=False)
-    assert table.persons is not None
-    assert table.persons.tolist() == [0, -1, -1, -1]
-    assert table.bad == (1, 2, 3)
-
-
 def test_an_agent_must_have_a_name_in_the_simulator_and_none_at_a_site(tmp_path: Path) -> None:
     path = written(tmp_path, HEADER, ROWS[0].replace("north", ""))
     assert "line 2, column 'hospital': a value is missing" in refused(path)
@@ -210,14 +176,12 @@ def test_an_agent_must_have_a_name_in_the_simulator_and_none_at_a_site(tmp_path:
 SHARED = [
     ("", "is empty"),
     (HEADER, "has no records"),
-    (HEADER + "\n\n\n", "has no records"),
     (HEADER.replace("sex,", "") + "\na", "has no column 'sex', which the schema names; it has 'hospital', 'patient'"),
     (HEADER + ",x\na", "has the column 'x', which the schema does not name"),
     (HEADER + ",age\na", "has more than one column 'age'"),
     (HEADER.replace(",", ";") + "\na", "has no comma, but ';'"),
     (f"{HEADER}\n{ROWS[0]}\n".replace("\n", "\r"), "line 1, which names the columns, has a carriage return in it"),
     ('"' + HEADER + "\na", "line 1, which names the columns, has quotes that do not match"),
-    ("\0\n\0", "has no column"),
 ]
 
 
@@ -236,7 +200,7 @@ def test_files_that_are_none(tmp_path: Path) -> None:
         assert "is no file" in refused(tmp_path / name)
 
 
-@settings(max_examples=200)
+@settings(max_examples=60)
 @given(
     place=st.integers(0, 2),
     line=st.one_of(
@@ -328,7 +292,7 @@ def test_text_in_parquet_that_is_not_utf8_costs_one_record(tmp_path: Path) -> No
 def test_a_type_of_parquet_that_is_no_cell(tmp_path: Path) -> None:
     pa = pytest.importorskip("pyarrow")
     for kind, cells in (
-        (pa.timestamp("ns"), [1, 2, 3]),
+        (pa.duration("s"), [1, 2, 3]),
         (pa.list_(pa.int8()), [[1], [2], [3]]),
         (pa.binary(), [b"a"] * 3),
     ):
@@ -337,13 +301,7 @@ def test_a_type_of_parquet_that_is_no_cell(tmp_path: Path) -> None:
             assert "column 'age' holds" in refused(path, strict=strict)
 
 
-def test_parquet_without_rows_or_with_twice_the_same_name(tmp_path: Path) -> None:
-    assert "has no records" in refused(parquet(tmp_path / "table.parquet", arrow().slice(0, 0)))
-    twice = arrow().append_column("age", arrow()["age"])
-    assert "more than one column 'age'" in refused(parquet(tmp_path / "table.parquet", twice))
-
-
-@settings(max_examples=30)
+@settings(max_examples=15)
 @given(st.binary(max_size=50), st.floats(0, 1, exclude_max=True))
 def test_any_bytes_are_parquet_or_one_line(
     tmp_path_factory: pytest.TempPathFactory, content: bytes, place: float
@@ -363,11 +321,6 @@ def test_parquet_without_pyarrow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     path = parquet(tmp_path / "table.parquet", arrow())
     monkeypatch.setattr(table_module, "find_spec", lambda name: None)
     assert "pip install 'fedspa[parquet]'" in refused(path)
-
-
-def test_csv_needs_no_pyarrow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "pyarrow", None)
-    read_table(written(tmp_path, HEADER, *ROWS), SCHEMA, strict=True)
 
 
 def test_a_frame_gives_what_csv_gives(tmp_path: Path) -> None:
@@ -396,3 +349,19 @@ def test_frames_that_do_not_fit(tmp_path: Path) -> None:
         with pytest.raises(DataError) as caught:
             from_frame(given_frame, SCHEMA)
         assert words in str(caught.value)
+
+
+def test_dates_in_csv_parquet_and_frames_are_the_same(tmp_path: Path) -> None:
+    pa, pandas = pytest.importorskip("pyarrow"), pytest.importorskip("pandas")
+    seen = {"kind": "date", "range": ["2020-01-01", "2020-12-31"], "parts": ["days", "month"], "missing": "indicator"}
+    schema = checked({"columns": {"seen": seen, "sick": {"kind": "flag", "target": True}}})
+    days, sick = ["2020-02-29", None, "2021-01-01"], [True, False, True]
+    (tmp_path / "a.csv").write_text("seen,sick\n2020-02-29,1\n,0\n2021-01-01,1\n")
+    frame = pandas.DataFrame({"seen": pandas.to_datetime(days), "sick": sick})
+    tables = [read_table(tmp_path / "a.csv", schema, strict=True), from_frame(frame, schema)]
+    for kind in (pa.date32(), pa.timestamp("ms")):
+        path = parquet(tmp_path / "a.parquet", pa.table({"seen": pa.array(frame["seen"], kind), "sick": sick}))
+        tables.append(read_table(path, schema, strict=True))
+    assert all(table.x.tolist() == tables[0].x.tolist() for table in tables)
+    assert tables[0].x[1].tolist() == [0.0] * 13 + [1.0]
+    assert examine(tmp_path / "a.csv", schema).clipped == {"seen": 1}

@@ -7,10 +7,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedspa.data.dataset import Dataset
+from fedspa.data.adapters import from_arrays
+from fedspa.data.dataset import Dataset, view
 from fedspa.data.features import transform
-from fedspa.data.given import from_arrays
-from fedspa.data.view import view
 from fedspa.errors import DataError
 
 
@@ -40,17 +39,12 @@ def test_the_held_out_records_are_always_the_same_and_not_the_first():
     assert 300 < sum(first) / len(first) < 700  # spread over the file; 5 standard deviations wide
 
 
-def test_without_a_share_nothing_changes():
-    data = numbered(7)
-    assert view(data, None, 0.0) is data
-
-
 def test_features_are_those_of_the_records():
     x = torch.rand(20, 1, 12, 12, generator=torch.Generator().manual_seed(0))
     data = from_arrays(x, torch.arange(20) % 2, x[:4], torch.arange(4) % 2, name="images")
     seen = view(data, "orientations", 0.25)
     assert (len(seen.train_x), len(seen.test_x)) == (15, 5)
-    alone = view(data, "orientations", 0.25, alone=True)
+    alone = view(data, "orientations", 0.25, per_example=True)
     assert torch.allclose(alone.train_x, seen.train_x, atol=1e-6)
-    every = {tuple(row.tolist()) for row in transform("orientations", x, alone=True)}
+    every = {tuple(row.tolist()) for row in transform("orientations", x, per_example=True)}
     assert {tuple(row.tolist()) for row in torch.cat((alone.train_x, alone.test_x))} == every  # to the last bit

@@ -12,7 +12,11 @@ from pathlib import Path
 import pytest
 
 from fedspa.cli import main
-from fedspa.runs.config import load
+from fedspa.runs.config import Config, load
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "docs"))
+
+import reference
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted((ROOT / "docs").glob("*.md"))
@@ -87,33 +91,6 @@ def test_its_commands_parse(page: Path) -> None:
         command.make_context(line, words)
 
 
-def _screens() -> list[tuple[str, str]]:
-    """Commands after a prompt, and what a page shows of what they print; the place of what it leaves out has a …"""
-    pattern = re.compile(r"^    \$ (fedspa .+)\n((?:    .*\n|\n(?=    ))+)", flags=re.M)
-    return [found for page in EVERY_PAGE for found in pattern.findall(page.read_text("utf-8"))]
-
-
-@pytest.mark.parametrize(("line", "screen"), _screens(), ids=lambda text: text.split("\n")[0][:40])
-def test_its_screens_are_what_commands_print(
-    line: str, screen: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(sys, "argv", shlex.split(line))
-    with pytest.raises(SystemExit):
-        main()
-    printed = " ".join(capsys.readouterr().out.split())
-    pieces = [" ".join(piece.split()) for piece in screen.split("…") if piece.strip()]
-    assert pieces
-    for piece in pieces:
-        _, found, printed = printed.partition(piece)
-        assert found, piece
-
-
-def test_commands_are_found() -> None:
-    assert len(_screens()) >= 2
-    assert "fedspa audit --self-test" in _commands(ROOT / "docs" / "audit.md")
-    assert len(_commands(ROOT / "docs" / "tutorial.md")) >= 8
-
-
 def _anchors(path: Path) -> set[str]:
     """As a forge makes them from headings, and as mkdocs does where they differ not."""
     headings = re.findall(
@@ -131,3 +108,81 @@ def test_its_links_lead_somewhere(page: Path) -> None:
         assert path.exists(), target
         if anchor and path.suffix == ".md":
             assert anchor[1:] in _anchors(path), f"{target}{anchor}"
+
+
+# Every promise of SECURITY.md names a test, and that test is there.
+
+TESTS = Path(__file__).parents[1]
+PAGE = (TESTS.parent / "SECURITY.md").read_text("utf-8")
+TABLE = PAGE.partition("## Which test holds which promise")[2]
+
+
+def test_the_tests_of_the_promises_are_there() -> None:
+    named = re.findall(r"`([\w/]+\.py)::(test_\w+)`", PAGE)
+    assert len(named) > 60
+    for file, name in named:
+        assert re.search(rf"^ *(?:async )?def {name}\(", (TESTS / file).read_text("utf-8"), re.M), f"{file}::{name}"
+
+
+def test_every_adversary_is_in_the_table_of_threats() -> None:
+    threats = PAGE.partition("## Threats at a glance")[2].partition("\n## ")[0]
+    rows = [row.split(" | ") for row in re.findall(r"^\| (.*) \|$", threats, re.M)[1:]]
+    assert [row[0] for row in rows] == re.findall(r"^### (.+)$", PAGE, re.M)
+    for adversary, _, promised, test in rows:
+        assert test in TABLE or promised == "nothing", adversary
+
+
+def test_every_adversary_and_every_promise_has_a_row() -> None:
+    """Sections under "Who may be malicious" that promise something, and those after it that do."""
+    rows = [row.split(" | ") for row in re.findall(r"^\| (.*) \|$", TABLE, re.M)[1:]]
+    sections = [row[0].strip("*| ") for row in rows if row[0].startswith("**")]
+    asked = re.findall(r"^### (.+)$", PAGE, re.M)
+    assert len(asked) > 8
+    assert set(asked) - set(sections) == {"Who can read the process"}  # to whom nothing is promised
+    assert set(sections) - set(asked) == {"Under secure aggregation", "What the guarantee rests on", "After a crash"}
+    for row in rows:
+        assert row[0].startswith("**") or "::test_" in row[1], row
+    for promise in re.findall(r"^- \*\*(.+?)\*\*", PAGE.partition("### The server")[2].partition("###")[0], re.M):
+        words = long_words(promise)
+        assert any(len(words & long_words(row[0])) >= min(2, len(words)) for row in rows), promise
+
+
+def long_words(text: str) -> set[str]:
+    return set(re.findall(r"[\w-]{5,}", text.lower()))
+
+
+# The reference is made from the code: every key has a meaning, every command and option a line.
+
+
+def test_every_key_of_a_config_has_a_meaning() -> None:
+    for name, section in Config.model_fields.items():
+        for key, about in section.annotation.model_fields.items():  # type: ignore[union-attr]
+            assert about.description, f"say what {name}.{key} means, by Field(description=…) in runs/sections.py"
+            assert about.description[-1] == "."
+
+
+def test_every_command_is_there_with_its_options() -> None:
+    text = reference.cli()
+    headings = re.findall(r"^## (.+)$", text, flags=re.M)
+    assert {"fedspa run", "fedspa ledger show", "fedspa doctor", "fedspa new"} <= set(headings)
+    assert "| `--batch` | integer | required |" in text
+    assert "\n    fedspa audit --self-test\n" in text
+    assert not re.search(r"^\| .* \|  \|$", text, flags=re.M)  # an option without a word of help
+    rows = [line for line in text.splitlines() if line.startswith("|")]
+    assert {len(re.findall(r"(?<!\\)\|", row)) for row in rows} == {5}  # a stray bar would shift the columns
+
+
+@pytest.mark.parametrize("page", reference.PAGES, ids=lambda page: page.stem)
+def test_the_pages_are_up_to_date(page: Path) -> None:
+    """After a change of keys or commands: python docs/reference.py."""
+    text = page.read_text("utf-8")
+    assert "<!-- reference: " in text
+    assert text == reference.filled(text)
+
+
+def test_pages_that_the_source_names_exist() -> None:
+    """Messages send a user there."""
+    sources = [path for kind in ("*.py", "*.c", "*.h", "*.toml") for path in (ROOT / "src").rglob(kind)]
+    named = {name for path in sources for name in re.findall(r"docs/[\w-]+\.md", path.read_text("utf-8"))}
+    assert named
+    assert [name for name in sorted(named) if not (ROOT / name).is_file()] == []

@@ -13,7 +13,7 @@ from unittest.mock import patch
 import torch
 from torch import Tensor, nn
 
-from fedspa.engine.task import LocalTask
+from fedspa.engine.local import LocalTask
 from fedspa.mechanisms.gaussian.plan import GaussianPlan
 
 Train = Callable[[LocalTask], Tensor]

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fedspa.engine.task import LocalResult, LocalTask
+from fedspa.engine.local import LocalResult, LocalTask
 from fedspa.learning.flat import FlatModel
 from fedspa.mechanisms.gaussian.plan import GaussianPlan
 
@@ -115,7 +115,7 @@ def gradient_scale(module: nn.Module, x: Tensor, y: Tensor, clip: str) -> float:
     if len(y) == 0:
         return 1.0
     model = FlatModel(module)
-    rows = model.per_example_gradients()(model.flatten(), x, y)
+    rows = model.per_example_gradients(model.flatten(), x, y)
     return float(rows.abs().max() if clip == "coordinate" else rows.norm(dim=1).max())
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from fedspa.engine.task import LocalTask
+from fedspa.engine.local import LocalTask
 from fedspa.mechanisms.base import NoPlan
 from fedspa.privacy.event import Sampling
 

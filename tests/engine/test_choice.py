@@ -13,12 +13,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fedspa.engine import Unsupported, combine, traced
-from fedspa.engine.choose import EngineName, choose, decide
+from fedspa.data.dataset import blank_person
+from fedspa.engine import Unsupported, combine, native, traced
+from fedspa.engine.choose import EngineName, EngineRequest, choose, decide
 from fedspa.engine.native import library
 from fedspa.engine.per_example import PerExampleEngine
 from fedspa.errors import ConfigError
 from fedspa.examples import Examples, blank
+from fedspa.learning.flat import FlatModel
 from fedspa.learning.options import Options
 from fedspa.learning.tasks import Classification, PerPerson, Task
 from fedspa.learning.tasks.named import resolve
@@ -59,13 +61,13 @@ class Residual(nn.Module):
         return self.head(x + self.norm(self.inner(x)))
 
 
-class Recurrent(nn.Module):
+class Branching(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.lstm = nn.LSTM(6, 3, batch_first=True)
+        self.head = nn.Linear(36, 3)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.lstm(x.flatten(1, 2))[0].mean(1)
+        return self.head(x.flatten(1)) if x.sum() > 0 else self.head(-x.flatten(1))
 
 
 @dataclass(frozen=True)
@@ -91,7 +93,7 @@ ROWS: dict[str, Row] = {
     "GroupNorm": Row(
         lambda: chain(nn.GroupNorm(1, 2)),
         "traced",
-        "not native: it knows no layer GroupNorm ('1')",
+        "not native: layer GroupNorm ('1') is not supported by the native engine",
         ("for native: replace GroupNorm ('1') by layers that it knows: Conv2d, Linear, MaxPool2d,",),
         mended={"module": chain},
     ),
@@ -101,7 +103,7 @@ ROWS: dict[str, Row] = {
     "Dropout": Row(
         lambda: chain(nn.Dropout(0.5)),
         "traced",
-        "it knows no layer Dropout ('1')",
+        "layer Dropout ('1') is not supported by the native engine",
         ("for native: leave Dropout ('1') out",),
         mended={"module": chain},
     ),
@@ -122,15 +124,17 @@ ROWS: dict[str, Row] = {
     "buffers": Row(
         lambda: chain(nn.BatchNorm2d(2)).eval(),
         "generic",
-        "'1.num_batches_tracked'); it knows no layer BatchNorm2d ('1'); not traced: torch cannot trace this model",
+        "layer BatchNorm2d ('1') is not supported by the native engine; not traced: torch cannot trace",
         ("for native: leave out the buffers '1.running_mean'",),
         mended={"module": chain},
     ),
     "a hook": Row(hooked, "traced", "layer '0' has hooks or a forward of its own"),
     "a residual net": Row(
-        Residual, "traced", "it knows no layer GroupNorm ('norm'); 'add' makes the model more than a plain chain"
+        Residual,
+        "traced",
+        "not supported by the native engine; 'add' makes the model more than a plain chain",
     ),
-    "LSTM": Row(Recurrent, "generic", "'mean' is an operation it does not know; not traced: torch cannot trace this"),
+    "an if by values": Row(Branching, "generic", "not traced: torch cannot trace this model: it has data-dependent"),
     "exact": Row(
         chain,
         "traced",
@@ -139,7 +143,7 @@ ROWS: dict[str, Row] = {
         {"exact": True},
         mended={"exact": False},
     ),
-    "exact, and more": Row(Residual, "traced", "implementation; it knows no layer GroupNorm", (), {"exact": True}),
+    "exact, and more": Row(Residual, "traced", "implementation; layer GroupNorm", (), {"exact": True}),
     "weights": Row(
         chain,
         "traced",
@@ -165,15 +169,15 @@ ROWS: dict[str, Row] = {
     ),
     "forced, the fastest": Row(chain, "native", "run.engine = 'native'", (), {"name": "native"}),
     "a GPU that is not used": Row(
-        chain, "native", FASTEST, ("run.device = 'cuda': a GPU is there",), gpu=(9, 0), mended=CUDA, then="stacked"
+        chain, "native", FASTEST, ("run.device = 'cuda': a GPU is there",), gpu=(9, 0), mended=CUDA, then="traced"
     ),
-    "a GPU that would not help": Row(Recurrent, "generic", "not traced", gpu=(9, 0)),
+    "a GPU that would not help": Row(Branching, "generic", "not traced", gpu=(9, 0)),
     "a GPU without Triton": Row(Residual, "traced", "more than a plain chain", gpu=(9, 0), triton=False),
     "a GPU that would": Row(
         lambda: chain(nn.GroupNorm(1, 2)),
         "traced",
         "not native",
-        ("for native: replace", "not used, and stacked can"),
+        ("for native: replace", "not used, and traced can"),
         gpu=(9, 0),
     ),
     "a GPU that would, for a residual net": Row(
@@ -189,33 +193,31 @@ ROWS: dict[str, Row] = {
         mended=CUDA,
         then="traced",
     ),
-    "Poisson at a site without room": Row(
+    "Poisson at a site without max_records": Row(
         Residual,
         "generic",
-        "not traced: it takes records together, and under Poisson sampling a site must then say for how many",
-        ("for traced: name room in the node-config",),
+        "not traced: it takes records together, and under Poisson sampling a site must then state the most",
+        ("for traced: set max_records in the node-config",),
         {"isolation": "per-example"},
         mended={"isolation": "fixed-slot"},
         then="traced",
     ),
-    "on a GPU": Row(chain, "stacked", FASTEST, ("stacked would be faster: run.tf32 = true",), CUDA, gpu=(9, 0)),
-    "on a GPU, tf32": Row(chain, "stacked", FASTEST, (), {**CUDA, "tf32": True}, gpu=(9, 0)),
-    "on an old GPU": Row(chain, "stacked", FASTEST, (), CUDA, gpu=(7, 5)),
+    "on a GPU": Row(chain, "traced", FASTEST, ("traced would be faster: run.tf32 = true",), CUDA, gpu=(9, 0)),
+    "on a GPU, tf32": Row(chain, "traced", FASTEST, (), {**CUDA, "tf32": True}, gpu=(9, 0)),
+    "on an old GPU": Row(chain, "traced", FASTEST, (), CUDA, gpu=(7, 5)),
     "on a GPU, exact": Row(
         chain,
         "traced",
-        "not stacked: it cannot draw noise 'exact' on a GPU",
-        ("for stacked: privacy.noise = 'secure'", "traced would be faster: run.tf32 = true"),
+        FASTEST,
+        ("traced would be faster: run.tf32 = true",),
         {**CUDA, "exact": True},
-        mended={"exact": False},
-        then="stacked",
         gpu=(9, 0),
     ),
     "without Triton": Row(
         chain,
         "generic",
         "not traced: its kernels need Triton, which is not installed",
-        ("for stacked: pip install triton", "for traced: pip install triton"),
+        ("for traced: pip install triton",),
         CUDA,
         gpu=(9, 0),
         triton=False,
@@ -223,7 +225,7 @@ ROWS: dict[str, Row] = {
     "a residual net on a GPU": Row(
         Residual,
         "traced",
-        "not stacked: 'add' makes the model more than a plain chain of layers",
+        FASTEST,
         ("traced would be faster: run.tf32 = true",),
         CUDA,
         gpu=(9, 0),
@@ -231,20 +233,18 @@ ROWS: dict[str, Row] = {
     "a site's GPU": Row(
         chain,
         "traced",
-        "not stacked: on a GPU it does not keep records apart, and a site needs that",
+        FASTEST,
         (),
         {**CUDA, "isolation": "fixed-slot", "tf32": True},
         gpu=(9, 0),
     ),
-    "LSTM on a GPU": Row(Recurrent, "generic", "not stacked: it knows no layer LSTM ('lstm')", (), CUDA, gpu=(9, 0)),
+    "an if on a GPU": Row(Branching, "generic", "not traced", (), CUDA, gpu=(9, 0)),
     "Dropout on a GPU": Row(
         lambda: chain(nn.Dropout(0.5)),
         "traced",
-        "Dropout ('1')",
-        ("for stacked: leave Dropout ('1') out", "traced would be faster: run.tf32 = true"),
+        FASTEST,
+        ("traced would be faster: run.tf32 = true",),
         CUDA,
-        mended={"module": chain},
-        then="stacked",
         gpu=(9, 0),
     ),
     "neither CPU nor CUDA": Row(
@@ -261,7 +261,7 @@ def row(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Row:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: int(row.gpu is not None))
     monkeypatch.setattr(torch.cuda, "is_available", lambda: row.gpu is not None)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: row.gpu)
-    monkeypatch.setattr("fedspa.engine.stacked.engine.find_spec", lambda name: object() if row.triton else None)
+    monkeypatch.setattr("fedspa.engine.choose.find_spec", lambda name: object() if row.triton else None)
     monkeypatch.setattr(traced, "trace_engine", on_cpu)
     return row
 
@@ -281,7 +281,7 @@ def case(row: Row, **changes: Any) -> tuple[EngineName, dict[str, Any]]:
 
 def test_the_engine_and_why(row: Row) -> None:
     name, asked = case(row)
-    choice = decide(name, **asked)
+    choice = decide(EngineRequest(name, **asked))
     assert choice.engine == row.engine
     assert row.why in choice.why
     assert [fragment in hint for fragment, hint in zip(row.hints, choice.hints, strict=True)] == [True] * len(row.hints)
@@ -291,7 +291,7 @@ def test_the_engine_and_why(row: Row) -> None:
     for passed, obstacle in choice.passed.items():
         assert f"not {passed}: {obstacle.reason}" in choice.why
         with pytest.raises(ConfigError) as refused:
-            choose(passed, **asked)
+            choose(EngineRequest(passed, **asked))
         assert obstacle.reason in str(refused.value)
         assert obstacle.fix in str(refused.value)
         assert any(f"for {passed}: {obstacle.fix}" == hint for hint in choice.hints) == bool(obstacle.fix)
@@ -301,7 +301,7 @@ def test_the_engine_and_why(row: Row) -> None:
 def test_what_a_hint_asks_for_brings_the_faster_engine(row: Row) -> None:
     assert row.mended is not None
     name, asked = case(row, **row.mended)
-    assert decide(name, **asked).engine == row.then
+    assert decide(EngineRequest(name, **asked)).engine == row.then
 
 
 @pytest.mark.parametrize("fits", [True, False])
@@ -321,26 +321,32 @@ def test_obstacles_are_asked_for_once(monkeypatch: pytest.MonkeyPatch, fits: boo
     made = PerExampleEngine(chain())
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     monkeypatch.setattr("fedspa.engine.native.supports", supports)
-    monkeypatch.setattr("fedspa.engine.stacked.supports", lambda *_: Unsupported("it knows no such layer"))
-    monkeypatch.setattr("fedspa.engine.stacked.engine.find_spec", lambda name: object())
+    monkeypatch.setattr("fedspa.engine.choose.find_spec", lambda name: object())
     monkeypatch.setattr(traced, "trace_engine", trace_engine)
-    choice = decide("auto", chain(), blank(SHAPE), "cpu", 1, exact=False)
+    choice = decide(EngineRequest("auto", chain(), blank(SHAPE), "cpu", 1, exact=False))
     assert choice.engine == ("traced" if fits else "generic")
     assert choice.why == "not native: it was asked" + ("" if fits else "; not traced: it was asked")
     assert (choice.make() is made) == fits
     assert asked == ["native", "traced on cpu"]
 
 
-def test_a_person_is_no_record() -> None:
-    like = Examples(
-        {"records": torch.zeros(1, 2, *SHAPE), "count": torch.ones(1, dtype=torch.int64)}, torch.zeros(1, 2)
+def test_persons_have_the_obstacles_of_their_records() -> None:
+    task = PerPerson(Classification(3, label_smoothing=0.1))
+    choice = decide(
+        EngineRequest(
+            "auto",
+            nn.Sequential(chain(), nn.LayerNorm(3)),
+            blank_person(blank(SHAPE), 65),
+            "cpu",
+            1,
+            exact=False,
+            task=task,
+        )
     )
-    choice = decide("auto", chain(), like, "cpu", 1, exact=False, task=PerPerson(Classification(3)))
-    assert choice.why == (
-        "not native: it takes one record per example, and here an example is a person; "
-        "not traced: it takes examples of one size, and persons have different numbers of records"
-    )
-    assert choice.hints == ()
+    too_many = "it takes up to 64 records of a person, and data.person_records is higher"
+    assert choice.passed["native"].reason.startswith(f"{too_many}; it learns classes by plain cross-entropy")
+    assert "layer LayerNorm" in choice.passed["native"].reason
+    assert choice.passed["traced"] == Unsupported(too_many, "data.person_records = 64, or less")
 
 
 def test_a_config_can_name_every_engine() -> None:
@@ -351,3 +357,56 @@ def test_several_obstacles_are_mended_together_or_not_at_all() -> None:
     first, second, last = Unsupported("a", "do A"), Unsupported("b", "do B"), Unsupported("c")
     assert combine([first, second]) == Unsupported("a; b", "do A; do B")
     assert combine([first, last]) == Unsupported("a; c", "")
+
+
+def test_auto_works_without_the_compiled_part(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(native.engine.library, "library", lambda: None)
+    assert choose(EngineRequest("auto", chain(), blank(SHAPE), "cpu", 2, exact=False)).name == "traced"
+    choice, missing = decide(EngineRequest("auto", chain(), blank(SHAPE), "cpu", 1, exact=False)), library.missing()
+    assert missing is not None
+    assert "compiled part" in missing.reason
+    assert "install" in missing.fix
+    assert choice.why == f"not native: {missing.reason}"
+    assert choice.hints[0] == f"for native: {missing.fix}"
+    with pytest.raises(ConfigError, match=r"run\.engine.*compiled part"):
+        choose(EngineRequest("native", chain(), blank(SHAPE), "cpu", 2, exact=False))
+
+
+def test_an_engine_that_is_none_is_refused() -> None:
+    with pytest.raises(ConfigError, match="allowed: auto, native"):
+        choose(EngineRequest("fast", chain(), blank(SHAPE), "cpu", 1, exact=False))  # type: ignore[arg-type]
+
+
+class RarelyShaken(nn.Module):
+    """Draws where a record has a value that none of the trial's has."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x.flatten(1)
+        return self.layer(x + torch.rand(()) if bool((x == 12.34375).any()) else x)
+
+
+@pytest.mark.parametrize("name", ["generic", "reference"])
+def test_what_is_drawn_for_a_rare_record_is_its_own(name: EngineName) -> None:
+    """Whoever else is in the batch, whatever they draw, and where the global generator stands."""
+    torch.manual_seed(0)
+    made = RarelyShaken()
+    engine = choose(EngineRequest(name, made, blank((4,)), "cpu", 1, exact=False))
+    assert engine.gives_rows
+    assert engine.draws
+    theta, x, y = FlatModel(made).flatten(), torch.full((3, 4), 12.34375), torch.zeros(3, dtype=torch.int64)
+    seeds = torch.tensor([5, 6, 5])
+    rows = torch.cat(list(engine.rows(theta, (x, seeds), y, None)))
+    before = torch.get_rng_state()
+    torch.rand(7)
+    alone = torch.cat(list(engine.rows(theta, (x[2:], seeds[2:]), y[2:], None)))
+    assert torch.equal(rows[2:], alone)
+    assert torch.equal(rows[0], rows[2])
+    assert not torch.equal(rows[0], rows[1])
+    assert not torch.equal(before, torch.get_rng_state())  # moved by torch.rand above, and by nothing else
+    torch.set_rng_state(before)
+    list(engine.rows(theta, (x, seeds), y, None))
+    assert torch.equal(before, torch.get_rng_state())

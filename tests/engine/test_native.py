@@ -14,12 +14,11 @@ from native_nets import KEY, gradient_scale, nets, records, small_net, small_tas
 from plain import plain
 from torch import nn
 
-from fedspa.engine.local import CLIP_UNITS
+from fedspa.engine.local import LocalTask
 from fedspa.engine.native import NativeEngine, library
 from fedspa.engine.per_example import float64_reference
-from fedspa.engine.task import LocalTask
 from fedspa.learning.flat import FlatModel
-from fedspa.mechanisms.base import Clipping
+from fedspa.mechanisms.base import CLIP_UNITS, Clipping
 from fedspa.mechanisms.clipping import clip_rows
 from fedspa.mechanisms.gaussian.plan import GaussianPlan
 

@@ -19,10 +19,10 @@ from native_nets import KEY, same, small_net, small_task
 from plain import plain, unprotected
 from torch import nn
 
+from fedspa.engine.local import LocalTask
 from fedspa.engine.native import NativeEngine, library
 from fedspa.engine.native import engine as native_engine
 from fedspa.engine.per_example import float64_reference
-from fedspa.engine.task import LocalTask
 from fedspa.errors import DataError
 from fedspa.learning.flat import FlatModel
 from fedspa.mechanisms.clipping import clip_rows
@@ -115,7 +115,7 @@ def test_a_record_that_is_not_finite_counts_as_zero(clip: str, poison: float) ->
     assert not torch.equal(whole, without)
     keep = torch.tensor([0, 1, 3, 4, 5])
     model = FlatModel(small_net())
-    rows = model.per_example_gradients()(theta, base.x[:6], base.y[:6])
+    rows = model.per_example_gradients(theta, base.x[:6], base.y[:6])
     # What left the sum is the poisoned record's clipped gradient, and nothing else.
     gone = clip_rows(rows, plan.clip, plan.clip_value).sum(0) - clip_rows(rows[keep], plan.clip, plan.clip_value).sum(0)
     assert float(((without - whole) * 6 / 1000 - gone).abs().max()) < 1e-5 * plan.clip_value + 1e-6

@@ -23,9 +23,9 @@ from numpy.typing import NDArray
 from plain import plain
 from torch import Tensor, nn
 
+from fedspa.engine.local import LocalTask
 from fedspa.engine.native import NativeEngine, library
 from fedspa.engine.native.engine import describe
-from fedspa.engine.task import LocalTask
 from fedspa.learning.flat import FlatModel
 from fedspa.mechanisms.gaussian.plan import GaussianPlan
 from fedspa.randomness.streams import Stream
@@ -164,7 +164,7 @@ def tasks() -> dict[str, tuple[nn.Sequential, Tensor, LocalTask]]:
 def written(module: nn.Sequential, theta: Tensor, task: LocalTask) -> tuple[bytes, tuple[int, int, int]]:
     """A case as the driver reads it, and how many coordinates, records and classes it has."""
     prepared = NativeEngine(module, 1, "plain")._prepare(task)
-    x, y, numbers, coordinates = prepared.kept
+    x, y, numbers, _, coordinates = prepared.kept
     assert x is not None
     assert y is not None
     shape = tuple(x.shape[1:])

@@ -11,12 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from fedspa.engine.local import CLIP_UNITS
+from fedspa.engine.local import LocalTask
 from fedspa.engine.native import NativeEngine, library
 from fedspa.engine.per_example import PerExampleEngine
-from fedspa.engine.task import LocalTask
 from fedspa.learning.flat import FlatModel
-from fedspa.mechanisms.base import LARGEST_CLIP, SMALLEST_CLIP, Clipping
+from fedspa.mechanisms.base import CLIP_UNITS, LARGEST_CLIP, SMALLEST_CLIP, Clipping
 from fedspa.mechanisms.gaussian.plan import GaussianPlan
 
 pytestmark = pytest.mark.skipif(library.library() is None, reason="the native engine was not built")

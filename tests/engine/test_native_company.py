@@ -7,9 +7,9 @@ import torch
 from plain import plain
 from torch import Tensor, nn
 
+from fedspa.engine.local import LocalTask
 from fedspa.engine.native import NativeEngine, library
 from fedspa.engine.per_example import PerExampleEngine
-from fedspa.engine.task import LocalTask
 from fedspa.errors import DataError
 from fedspa.learning.flat import FlatModel
 from fedspa.mechanisms.base import Clipping

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from native_nets import KEY, MARGIN, gradient_scale, margins, nets, records, small_net
 from torch import nn
 
+from fedspa.engine.local import LocalTask
 from fedspa.engine.native import NativeEngine, library
 from fedspa.engine.per_example import float64_reference
-from fedspa.engine.task import LocalTask
 from fedspa.learning.flat import FlatModel
 from fedspa.mechanisms.gaussian.plan import GaussianPlan
 

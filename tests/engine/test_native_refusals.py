@@ -15,8 +15,8 @@ from native_nets import small_net, small_task
 from plain import plain, unprotected
 from torch import nn
 
+from fedspa.engine.local import LocalTask
 from fedspa.engine.native import NativeEngine, library, supports
-from fedspa.engine.task import LocalTask
 from fedspa.errors import ConfigError, DataError, PrivacyError
 from fedspa.learning.flat import FlatModel
 

@@ -10,8 +10,7 @@ from native_probe import probe
 from numpy.typing import NDArray
 
 from fedspa.engine.native.library import LEVELS, Level, number
-from fedspa.randomness.sampling import draw_batch
-from fedspa.randomness.streams import Stream
+from fedspa.randomness.streams import Stream, draw_batch
 
 every_level = pytest.mark.parametrize("level", LEVELS)
 keys = st.binary(min_size=32, max_size=32)

@@ -11,16 +11,14 @@ import torch
 from plain import plain
 from torch import Tensor, nn
 
+from fedspa.engine.local import Engine, LocalTask
 from fedspa.engine.native import NativeEngine, library
 from fedspa.engine.per_example import PerExampleEngine, float64_reference
-from fedspa.engine.stacked import StackedEngine
-from fedspa.engine.task import Engine, LocalTask
 from fedspa.engine.traced import TracedEngine
 from fedspa.examples import blank
 from fedspa.learning.flat import FlatModel
 from fedspa.mechanisms.gaussian.plan import GaussianPlan
-from fedspa.randomness.sampling import draw_batch
-from fedspa.randomness.streams import Stream, derive_key
+from fedspa.randomness.streams import Stream, derive_key, draw_batch
 
 KEY = bytes(range(32))
 RECORDS, BATCH, STEPS = 30, 12, 5
@@ -35,7 +33,6 @@ def net() -> nn.Sequential:
 
 def engines() -> list[Engine]:
     found: list[Engine] = [float64_reference(net()), PerExampleEngine(net())]
-    found.append(StackedEngine(net(), "cpu", tf32=False))
     found.append(TracedEngine(net(), blank((1, 8, 8))))
     if library.library() is not None:
         found += [NativeEngine(net(), 1, level) for level in library.LEVELS]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -13,11 +12,8 @@ from plain import plain
 from torch import nn
 
 from fedspa.engine import local
-from fedspa.engine.local import Gradients, example_rows
+from fedspa.engine.local import LocalTask, example_rows
 from fedspa.engine.per_example import PerExampleEngine, float64_reference
-from fedspa.engine.stacked import StackedEngine
-from fedspa.engine.stacked.engine import LayerGradients
-from fedspa.engine.task import LocalTask
 from fedspa.learning.flat import FlatModel
 from fedspa.mechanisms.gaussian.plan import GaussianPlan
 from fedspa.randomness.mask import active_coordinates
@@ -80,14 +76,13 @@ def test_per_example_gradients_match_autograds(batch: int, active: int, seed: in
         assert torch.allclose(row, model.gradient(theta.double(), one, label)[omega], rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize("make", [PerExampleEngine, LayerGradients])
-def test_gradients_that_exist_at_a_time_have_a_budget(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gradients_that_exist_at_a_time_have_a_budget(monkeypatch: pytest.MonkeyPatch) -> None:
     net = smooth_net(0)
-    theta = FlatModel(net).flatten()
+    engine, theta = PerExampleEngine(net), FlatModel(net).flatten()
     monkeypatch.setattr(local, "ROWS_BUDGET", 4 * len(theta) * 3 + 5)
-    assert [len(block) for block in make(net).rows(theta, *records(8, 0), None)] == [3, 3, 2]
+    assert [len(block) for block in engine.rows(theta, *records(8, 0), None)] == [3, 3, 2]
     monkeypatch.setattr(local, "ROWS_BUDGET", 1)
-    assert [len(block) for block in make(net).rows(theta, *records(2, 0), None)] == [1, 1]
+    assert [len(block) for block in engine.rows(theta, *records(2, 0), None)] == [1, 1]
 
 
 @pytest.mark.parametrize("exact", [False, True])
@@ -165,14 +160,11 @@ def test_modes_that_are_changed_after_an_engine_was_made_change_nothing(make: An
 @pytest.mark.parametrize(
     "width", [30, 49, 333]
 )  # records that are no multiple of 64 bytes: each lies otherwise in memory
-@pytest.mark.parametrize("make", [PerExampleEngine, lambda module: StackedEngine(module, "cpu", tf32=False)])
-def test_in_the_exact_mode_a_gradient_does_not_know_its_place(
-    make: Callable[[nn.Module], Gradients], width: int
-) -> None:
+def test_in_the_exact_mode_a_gradient_does_not_know_its_place(width: int) -> None:
     """A record that leaves moves all others up by one place in the batch."""
     x, y = torch.randn(40, width, generator=torch.Generator().manual_seed(0)), torch.arange(40) % 2
     module = nn.Sequential(nn.Linear(width, 2))
-    engine, theta = make(module), FlatModel(module).flatten()
+    engine, theta = PerExampleEngine(module), FlatModel(module).flatten()
     whole, rest = (
         torch.cat(list(example_rows(engine, theta, x[first:].clone(), y[first:].clone(), None, one_by_one=True)))
         for first in (0, 1)

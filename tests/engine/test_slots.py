@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from itertools import permutations
-
 import numpy as np
 import pytest
 import torch
 from plain import plain
 
-from fedspa.engine.local import EMPTY, SlotAssignment
-from fedspa.engine.task import LocalTask
+from fedspa.engine.local import EMPTY, LocalTask, SlotAssignment
 from fedspa.errors import DataError
 from fedspa.privacy.event import Sampling
 from fedspa.randomness.streams import derive_key
@@ -56,27 +52,5 @@ def test_an_empty_place_asks_for_a_record_that_is_there() -> None:
 
 
 def test_too_many_records_are_refused() -> None:
-    with pytest.raises(DataError, match="9 records do not fit into room for 8"):
+    with pytest.raises(DataError, match="9 records do not fit into 8 slots"):
         placed(task(9, 8))
-
-
-@pytest.mark.parametrize("records", [3, 4])
-def test_all_ways_to_deal_are_equally_likely(records: int) -> None:
-    """With as many records as places, too: neighbours of such a file have an empty one and are dealt."""
-    rounds, ways = 4800, [p[:4] for p in set(permutations([*range(records), *[EMPTY] * (4 - records)]))]
-    found = Counter(tuple(dealt(placed(task(records, 4, number)))) for number in range(rounds))
-    assert set(found) == set(ways)
-    expected = rounds / len(ways)
-    chi_squared = sum((found[way] - expected) ** 2 / expected for way in ways)
-    assert chi_squared < len(ways) + 5 * (2 * len(ways)) ** 0.5
-
-
-def test_the_others_have_the_same_places_in_law_whichever_record_is_taken_out() -> None:
-    """Record a of a full file and of one without its first record, where it stands one line further up."""
-    rounds = 4000
-    full = Counter(tuple(dealt(placed(task(4, 4, n))).index(r) for r in (1, 2, 3)) for n in range(rounds))
-    less = Counter(tuple(dealt(placed(task(3, 4, n))).index(r) for r in (0, 1, 2)) for n in range(rounds))
-    ways = list(permutations(range(4), 3))
-    assert set(full) == set(less) == set(ways)
-    chi_squared = sum((full[way] - less[way]) ** 2 / (full[way] + less[way]) for way in ways)
-    assert chi_squared < len(ways) + 5 * (2 * len(ways)) ** 0.5

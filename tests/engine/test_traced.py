@@ -10,13 +10,13 @@ from plain import plain
 from torch import Tensor, nn
 from traced_nets import NETS, data, engine, net, rows, traced, transformer
 
-from fedspa.engine.local import whole_rows
+from fedspa.engine.local import LocalTask, example_rows
 from fedspa.engine.per_example import PerExampleEngine
-from fedspa.engine.task import LocalTask
 from fedspa.engine.traced import engine as module_of_engine
 from fedspa.errors import DataError
 from fedspa.examples import Examples, taken
 from fedspa.learning.flat import FlatModel
+from fedspa.mechanisms.clipping import GradientBlock
 from fedspa.mechanisms.gaussian.plan import GaussianPlan
 from fedspa.randomness.mask import active_coordinates
 from fedspa.randomness.streams import derive_key
@@ -80,7 +80,7 @@ def test_with_empty_places(room: int) -> None:
 def test_any_number_of_examples_in_blocks_of_any_size(name: str, blocks: int, monkeypatch: pytest.MonkeyPatch) -> None:
     model, made = FlatModel(net(name)), engine(name)
     theta, (x, y) = model.flatten(), data(name, 70)
-    wanted = model.gradients_alone(theta, x, y)
+    wanted = model.per_example_gradients(theta, x, y)
     coordinates = torch.arange(1, len(theta), 3)
     largest = max((len(layer.order) for layer in made._program.layers if layer.words is None), default=0)
     monkeypatch.setattr(module_of_engine, "BLOCK_BUDGET", blocks * 4 * (largest + len(coordinates)))
@@ -98,8 +98,9 @@ def test_the_mean_of_a_batch_as_fedavg_takes_it(name: str) -> None:
 
 def test_rows_as_cpsgd_takes_them() -> None:
     (x, y), theta = data("dict", 9), FlatModel(net("dict")).flatten()
-    found = torch.cat(list(whole_rows(engine("dict"), theta, x, y, one_by_one=True)))
-    wanted = FlatModel(net("dict")).gradients_alone(theta, x, y)
+    blocks = example_rows(engine("dict"), theta, x, y, None, one_by_one=True)
+    found = torch.cat([block.rows() if isinstance(block, GradientBlock) else block for block in blocks])
+    wanted = FlatModel(net("dict")).per_example_gradients(theta, x, y)
     assert torch.allclose(found, wanted, rtol=0, atol=1e-6)
 
 
@@ -137,7 +138,9 @@ def test_a_module_never_sees_more_than_one_example_in_a_private_step(kind: type[
     x = rows(12, torch.Generator().manual_seed(0))
     made, model = traced(module, Examples(x, y)), FlatModel(module)
     theta = model.flatten()
-    assert torch.allclose(torch.cat(list(made.rows(theta, x, y, None))), model.gradients_alone(theta, x, y), atol=1e-6)
+    assert torch.allclose(
+        torch.cat(list(made.rows(theta, x, y, None))), model.per_example_gradients(theta, x, y), atol=1e-6
+    )
     # Where nothing is private it sees the batch, and what it does there has no graph for every size.
     assert torch.allclose(made.mean(theta, x, y), model.gradient(theta, x, y), atol=1e-6)
 
@@ -158,7 +161,7 @@ def test_modes_are_those_of_when_it_was_made() -> None:
     drawing = traced(module, like)
     assert not quiet.draws
     assert drawing.draws
-    wanted = FlatModel(module.eval()).gradients_alone(theta, *like)
+    wanted = FlatModel(module.eval()).per_example_gradients(theta, *like)
     module.train()
     assert torch.allclose(torch.cat(list(quiet.rows(theta, *like, None))), wanted, atol=1e-5)
     assert torch.allclose(quiet.mean(theta, *like), wanted.mean(0), atol=1e-5)
@@ -180,7 +183,7 @@ def test_what_is_drawn_is_of_the_seed_and_differs_between_examples() -> None:
     dropped = first == 0
     assert len(dropped.unique(dim=0)) > 290
     assert float(dropped.double().mean()) == pytest.approx(0.25, abs=0.02)
-    kept = FlatModel(module.eval()).gradients_alone(theta, x[:1], y[:1])[0, coordinates]
+    kept = FlatModel(module.eval()).per_example_gradients(theta, x[:1], y[:1])[0, coordinates]
     assert kept.abs().min() > 0
     with pytest.raises(TypeError, match="inputs and seeds"):
         list(made.rows(theta, x, y, None))
@@ -195,4 +198,4 @@ def test_frozen_parameters_are_read_where_they_lie() -> None:
     with torch.no_grad():
         module[0].weight.mul_(-3)
     found = torch.cat(list(made.rows(theta, x, y, None)))
-    assert torch.allclose(found, FlatModel(module).gradients_alone(theta, x, y), atol=1e-6)
+    assert torch.allclose(found, FlatModel(module).per_example_gradients(theta, x, y), atol=1e-6)

@@ -15,14 +15,13 @@ from torch import Tensor, nn
 from traced_nets import WORDS, data, engine, net, traced
 
 from fedspa.engine import local
-from fedspa.engine.local import example_rows
-from fedspa.engine.task import LocalTask
+from fedspa.engine.local import LocalTask, example_rows
 from fedspa.engine.traced import TracedEngine
 from fedspa.examples import Examples, Tree, blank, count, mapped
 from fedspa.learning.flat import FlatModel
 from fedspa.mechanisms.base import Clipping
+from fedspa.mechanisms.clipping import GradientBlock
 from fedspa.mechanisms.gaussian.plan import GaussianPlan
-from fedspa.mechanisms.parts import Parts
 from fedspa.randomness.streams import derive_key
 
 CLIPS: list[Clipping] = ["l2", "coordinate"]
@@ -68,7 +67,9 @@ WHOLE = [-1, WORDS, -100, 2**62, -(2**63), 10**9]
 def totals(name: str, x: Tree, y: Tensor, clip: Clipping) -> tuple[Tensor, list[Tensor], int]:
     """The sum of clipped gradients (bound 1), the single rows, and how many counted as zero."""
     theta, made = FlatModel(net(name)).flatten(), engine(name)
-    blocks = [block for block in example_rows(made, theta, x, y, None, one_by_one=False) if isinstance(block, Parts)]
+    blocks = [
+        block for block in example_rows(made, theta, x, y, None, one_by_one=False) if isinstance(block, GradientBlock)
+    ]
     zeroed = sum(block.count_not_finite() for block in blocks)
     rows = [row for block in blocks for row in block.rows()]
     return torch.stack([block.clipped(clip, 1.0)(slice(None)) for block in blocks]).sum(0), rows, zeroed
@@ -158,7 +159,7 @@ class Moody(TracedEngine):
         for block in super().parts(theta, x, y, coordinates, present):
             place = torch.arange(len(block._readable)) + count(y)
             signs = 1 - 2 * (place % 2).float().unsqueeze(1)
-            block._parts = [part._replace(values=part.values * signs) for part in block._parts]
+            block._layers = [layer._replace(values=layer.values * signs) for layer in block._layers]
             yield block
 
 
@@ -219,7 +220,7 @@ def test_blocks_follow_from_the_number_of_places_alone() -> None:
 MEASURE = """
 import resource, sys, torch
 from torch import nn
-from fedspa.engine.task import LocalTask
+from fedspa.engine.local import LocalTask
 from fedspa.engine.traced import TracedEngine
 from fedspa.examples import Examples
 from fedspa.learning.flat import FlatModel

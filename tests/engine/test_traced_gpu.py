@@ -8,20 +8,37 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+import gpu_twins
 import pytest
 import torch
+from chacha import ChaChaNoise
 from torch import Tensor, nn
+from torch.nn import functional
 
-from fedspa.engine.stacked.chacha import ChaChaNoise
-from fedspa.engine.task import LocalTask
-from fedspa.engine.traced import gpu_rounds, gpu_stack, gpu_steps
+from fedspa.engine.local import LocalTask
+from fedspa.engine.traced import gpu_rounds, gpu_stack, ops
 from fedspa.engine.traced.engine import TracedEngine
 from fedspa.engine.traced.gpu_rounds import Rounds
+from fedspa.engine.traced.gpu_stack import Shape
+from fedspa.engine.traced.program import Layer, Program, trace
 from fedspa.errors import ConfigError, PrivacyError
 from fedspa.examples import Examples
 from fedspa.learning.flat import FlatModel
 from fedspa.mechanisms.clipping import CLIP_MARGIN
 from fedspa.mechanisms.gaussian.plan import GaussianPlan
+
+# Without a GPU a stack's work is done by the kernels' twins.
+_KERNELS = gpu_stack.work_on
+
+
+def work_on(held: gpu_stack.RoundBuffers, shape: Shape) -> Any:
+    return (gpu_twins.Twins if held.theta.device.type == "cpu" else _KERNELS)(held, shape)
+
+
+@pytest.fixture(autouse=True)
+def twins_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu_stack, "work_on", work_on)
+
 
 DEVICES = [
     torch.device("cpu"),
@@ -125,7 +142,7 @@ def test_what_cannot_be_read_adds_nothing_and_costs_nobody_else(device: torch.de
     found, again = (rounds.train(theta, [engine._moved(each)])[0] for each in (bad, bad))
     assert torch.equal(found.delta, again.delta)
     assert torch.isfinite(found.delta).all()
-    drawn = gpu_rounds.placed(bad).records
+    drawn = gpu_rounds.Draws(bad).whole().records
     assert found.zeroed == sum(int((drawn == number).sum()) for number in (3, 5))
     assert found.zeroed > 0
 
@@ -139,7 +156,7 @@ def test_an_empty_place_moves_the_sum_by_that_record_and_no_other(device: torch.
     made = task(net, 2, len(theta), clip="l2", rule="given", share=1.0, steps=1, noise=1e-9)
     made = dataclasses.replace(made, max_records=RECORDS)
     rounds = rounds_of(engine, like, len(theta), device)
-    batch = gpu_rounds.placed(made)
+    batch = gpu_rounds.Draws(made).whole()
     whole = rounds.train(theta, [engine._moved(made)])[0].delta.double()
     assert batch.sizes[0] > 2
     scale = 2.0 * 0.3 / BATCH
@@ -158,8 +175,8 @@ def test_a_round_with_smaller_batches_takes_the_stack_that_is_kept() -> None:
     made = [
         task("words", seed, len(theta), clip="l2", rule="given", share=1.0, steps=1, noise=1.0) for seed in range(1, 9)
     ]
-    made.sort(key=lambda each: -gpu_rounds.placed(each).largest)
-    assert len({-(-gpu_rounds.placed(each).largest // 4) for each in made}) > 1
+    made.sort(key=lambda each: -gpu_rounds.Draws(each).whole().largest)
+    assert len({-(-gpu_rounds.Draws(each).whole().largest // 4) for each in made}) > 1
     for each in made:
         rounds.train(theta, [each])
     assert len(rounds._stacks) == 1
@@ -178,9 +195,9 @@ def test_a_batch_whose_whole_numbers_could_overflow_is_refused(monkeypatch: pyte
     module, theta, like = model_of("words", torch.device("cpu"))
     engine = TracedEngine(module, like)
     made = task("words", 1, len(theta), clip="l2", rule="given", share=1.0, steps=1, noise=1.0)
-    assert gpu_rounds.MOST_PLACES * gpu_steps._UNITS < 2**63
+    assert gpu_rounds.MOST_PLACES * gpu_stack.UNITS < 2**63
     assert 2 * 2.0**-53 * gpu_rounds.MOST_PLACES * gpu_stack.SPAN + 2 * 2.0**-24 < CLIP_MARGIN
-    monkeypatch.setattr(gpu_rounds, "MOST_PLACES", gpu_rounds.placed(made).largest - 1)
+    monkeypatch.setattr(gpu_rounds, "MOST_PLACES", gpu_rounds.Draws(made).whole().largest - 1)
     with pytest.raises(PrivacyError, match="places"):
         rounds_of(engine, like, len(theta), torch.device("cpu")).train(theta, [made])
 
@@ -208,30 +225,93 @@ def test_noise_of_a_stack_is_the_stream_s() -> None:
     keys = torch.frombuffer(bytearray(key), dtype=torch.int32).view(1, 8)
     stream = ChaChaNoise(key)
     stream.start_step(3)
-    found = gpu_steps.noise(keys, 3, 700)[0]
+    found = gpu_twins.noise(keys, 3, 700)[0]
     assert torch.equal(found[:-1], torch.from_numpy(stream.gaussian(700)))
     assert float(found[-1]) == stream.gaussian(1)[0]
 
 
-@pytest.mark.gpu
-@pytest.mark.parametrize("clamp", [False, True])
-def test_kernels_and_twins_agree(clamp: bool) -> None:
-    from fedspa.engine.traced import gpu_kernels
+class Layers(nn.Module):
+    """What a trace for a GPU keeps whole: convolutions of all kinds, pooling, attention, linear layers, a loss."""
 
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(1, 16, 3, padding=1)
+        self.second = nn.Conv2d(16, 32, 3, stride=2, padding="valid")
+        self.grouped = nn.Conv2d(32, 8, (3, 1), padding=(1, 0), dilation=(1, 1), groups=4, bias=False)
+        self.mixed = nn.Linear(8, 24, bias=False)
+        self.head = nn.Linear(8 * 4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = functional.max_pool2d(torch.relu(self.first(x)), 3, 2, 1)
+        x = self.grouped(torch.relu(self.second(x))).flatten(2).transpose(1, 2)
+        q, k, v = (each.unflatten(2, (2, 4)).transpose(1, 2) for each in self.mixed(x).chunk(3, 2))
+        x = functional.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
+        return self.head(x.flatten(1))  # type: ignore[no-any-return]
+
+
+NETS["layers"] = Layers, lambda n, g: torch.randn(n, 1, 10, 10, generator=g)
+
+
+@pytest.mark.parametrize("net", NETS)
+@pytest.mark.parametrize("agents", [1, 3])
+@pytest.mark.parametrize("share", [0.3, 1.0])
+def test_layers_that_are_kept_whole_have_the_gradients_of_torch_s_own(net: str, agents: int, share: float) -> None:
+    """By their twins, from a trace as a GPU has it; the kernels are held to `local_steps` above."""
+    module, theta, like = model_of(net, torch.device("cpu"))
+    engine = TracedEngine(module, like)
+
+    def traced_for_a_gpu(agents: int | None) -> Program:
+        return trace(engine._model, engine._modes, like, gpu_stack.keep, agents, factors=True, layers=True)
+
+    made = [task(net, seed, len(theta), clip="l2", rule="given", share=share, steps=2, noise=1e-9) for seed in range(3)]
+    rounds = Rounds(traced_for_a_gpu, like, len(theta), torch.device("cpu"))
+    for one, other in zip(rounds.train(theta, made[:agents]), engine.train(theta, made)):
+        torch.testing.assert_close(one.delta, other.delta, rtol=1e-4, atol=1e-6)
+        assert one.zeroed == other.zeroed == 0
+
+
+@pytest.mark.parametrize("agents", [1, 2])
+def test_operators_on_lines_have_the_derivatives_of_torch_s_own(agents: int) -> None:
+    g = torch.Generator().manual_seed(0)
+    x, weight = torch.randn(4, 4, 9, 8, generator=g), torch.randn(agents, 6, 2, 3, 2, generator=g)
+    window = (2, 1, 1, 0, 1, 2, 2)
+    rest = {"stride": (2, 1), "padding": (1, 0), "dilation": (1, 2), "groups": 2}
+    leaves = [each.double().requires_grad_() for each in (x, weight.repeat_interleave(4 // agents, 0))]
+    out = torch.cat([functional.conv2d(one[None], own, None, **rest) for one, own in zip(*leaves)])  # type: ignore[arg-type]
+    delta = torch.randn(out.shape, generator=g)
+    (out * delta).sum().backward()
+    wide = x.double(), weight.double(), delta.double()
+    torch.testing.assert_close(ops.convolved(*wide[:2], None, window), out)
+    torch.testing.assert_close(ops.convolved_back(wide[2], wide[1], (9, 8), window), leaves[0].grad)
+    torch.testing.assert_close(ops.convolved_weights(wide[2], wide[0], (3, 2), window), leaves[1].grad)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("clip", ["l2", "coordinate"])
+def test_kernels_and_twins_agree_on_rows(clip: Any) -> None:
+    """Rows with NaN, infinities, values whose squares vanish or overflow, and empty places."""
     generator = torch.Generator().manual_seed(0)
-    agents, examples, size = 3, 21, 1300
-    made = torch.randn(agents, examples, size, generator=generator)
-    made[1, 4, 7] = torch.nan
-    factors = torch.rand(agents, examples, generator=generator, dtype=torch.float64)
-    factors[:, 3], factors[1, 4] = 0.0, 0.0
-    bounds = torch.full((agents,), 0.7, dtype=torch.float64)
-    order = torch.randperm(size, generator=generator)
-    sums = torch.zeros(agents, size, dtype=torch.float64, device="cuda")
-    gpu_kernels.add[(-(-size // 128), agents)](
-        *(each.cuda() for each in (made, factors, bounds, order)),
-        *(sums, size, examples, size),
-        CLAMP=clamp, MORE=False, ROWS=16, BLOCK=128,
-    )  # fmt: skip
-    expected = torch.empty(agents, size, dtype=torch.float64)
-    expected[:, order] = gpu_steps.add(made, factors, bounds, clamp)
-    torch.testing.assert_close(sums.cpu(), expected, rtol=1e-12, atol=1e-12)
+    agents, examples, k = 3, 24, 1300
+    shape = Shape(agents, examples, 40, 1, 4000, k, True, clip, True, 1312)
+    layers = [Layer(torch.randperm(4000, generator=generator), (4000,))]
+    masks = [torch.randperm(4000, generator=generator)[:k].sort().values for _ in range(agents)]
+    rows = torch.randn(agents, examples, 1312, generator=generator)
+    rows[:, 1] *= 1e-30
+    rows[:, 2] *= 1e30
+    rows[1, 4, 7], rows[2, 5, 9] = torch.nan, torch.inf
+    index = torch.randint(-1, 40, (1, agents, examples), generator=generator)
+    readable = torch.rand(agents, examples, generator=generator) < 0.9
+    found = []
+    for device in (torch.device("cpu"), torch.device("cuda")):
+        held = gpu_stack.RoundBuffers(shape, device)
+        held.clips.fill_(0.7)
+        held.index.copy_(index)
+        held.counts.fill_(examples - 2)
+        columns = gpu_stack.Columns(layers, shape, device)
+        columns.load([mask.to(device) for mask in masks])
+        work = work_on(held, shape)
+        factors = work.weigh(columns, rows.to(device), [], readable.to(device), 0)
+        work.add(columns, rows.to(device), factors, more=False)
+        found.append([each.cpu() for each in (factors, held.shares, held.zeroed, held.sums)])
+    for one, other in zip(*found):
+        torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)

@@ -13,7 +13,7 @@ from torch import Tensor, fx, nn
 
 import fedspa
 from fedspa.engine import Unsupported
-from fedspa.engine.chain import _traced, _Tracer
+from fedspa.engine.native.chain import _traced, _Tracer
 from fedspa.errors import ConfigError
 
 Switch = Callable[[], AbstractContextManager[object]]
@@ -37,7 +37,7 @@ class Switched(nn.Module):
 @pytest.mark.parametrize("switch", SWITCHES)
 def test_a_switch_within_the_forward_pass_is_refused(switch: Switch) -> None:
     fx.Tracer().trace(Switched(switch))  # which says nothing of it
-    with pytest.raises(Unsupported, match="which no chain of layers says"):
+    with pytest.raises(Unsupported, match="which a chain of layers cannot express"):
         _traced(Switched(switch))
 
 

@@ -23,16 +23,17 @@ from flwr.supercore.task_identity import TaskIdentity
 from fedspa.agent.ledger.ledger import Ledger
 from fedspa.agent.participate import Outbox, Refusal, Sent
 from fedspa.algorithms import ALGORITHMS
-from fedspa.algorithms.builtin import FED_SPA
+from fedspa.algorithms.algorithm import FED_SPA
 from fedspa.algorithms.cpsgd.plan import BinomialPlan
 from fedspa.data.features import transform
 from fedspa.errors import ConfigError, DataError, LedgerError, PayloadError, PrivacyError
-from fedspa.flower import check, records, site
+from fedspa.flower import check, site
 from fedspa.flower.client_app import answer_round, app
 from fedspa.flower.site import Site, read_site
 from fedspa.flower.terms import to_record
 from fedspa.mechanisms.base import NoPlan
 from fedspa.privacy import accounting
+from fedspa.randomness import streams
 from fedspa.runs import identity
 
 from .local_grid import POLICY, SIMULATION
@@ -138,6 +139,12 @@ def test_asked_again_with_what_was_sent_gone(clinic, tmp_path):
         file.unlink()
     assert refusal(clinic) == "spent"
     assert spent(clinic) == 1
+
+
+def test_a_ledger_that_went_missing_is_no_fresh_budget(clinic):
+    clinic.ledger.unlink()
+    assert refusal(clinic) == "ledger"
+    assert not clinic.ledger.exists()
 
 
 def test_rounds_that_are_over_are_stale(clinic):
@@ -334,13 +341,6 @@ def test_a_server_gets_no_more_rounds_than_its_plan_said(clinic):
     assert spent(clinic) == 3
 
 
-def test_a_ledger_that_went_missing_is_no_fresh_budget(clinic):
-    assert clinic.ledger is not None
-    clinic.ledger.unlink()
-    assert refusal(clinic) == "ledger"
-    assert not clinic.ledger.exists()
-
-
 def test_a_ledger_with_an_event_of_a_newer_fedspa_is_refused(clinic):
     assert clinic.ledger is not None
     with sqlite3.connect(clinic.ledger) as connection:
@@ -434,44 +434,6 @@ def test_the_servers_run_config_decides_nothing(node):
     assert str(mine.ledger) == node["ledger"]
 
 
-def test_records_from_a_function(tmp_path, monkeypatch):
-    monkeypatch.syspath_prepend(tmp_path)
-    (tmp_path / "clinic_records.py").write_text(
-        "import numpy as np\n"
-        "def all(): return np.zeros((5, 3)), np.array([0, 1, 0, 1, 1])\n"
-        "def mine(node): return np.zeros((node['size'], 3)), np.arange(node['size']) % 2\n"
-        "def triple(): return 1, 2, 3\n"
-        "def broken(): raise ValueError('row 17')\n"
-    )
-    own = records.load({"data": "clinic_records:all"}, 2)
-    assert (own.x.dtype, own.y.tolist(), own.bad) == (torch.float32, [0, 1, 0, 1, 1], ())
-    assert len(records.load({"data": "clinic_records:mine", "size": 8}, 2).y) == 8
-    for name in ("triple", "broken", "missing"):
-        with pytest.raises(DataError):
-            records.load({"data": f"clinic_records:{name}"}, 2)
-
-
-WRONG = {
-    "no x": {"features": np.zeros((3, 2)), "y": np.arange(3)},
-    "a pickle": {"x": np.array([{}, {}], dtype=object), "y": np.arange(2)},
-    "dates": {"x": np.zeros((3, 2), "M8[D]"), "y": np.arange(3)},
-    "no axis": {"x": np.zeros(3), "y": np.arange(3)},
-    "two axes of labels": {"x": np.zeros((3, 2)), "y": np.zeros((3, 2))},
-    "fewer labels": {"x": np.zeros((3, 2)), "y": np.arange(2)},
-    "no records": {"x": np.zeros((0, 2)), "y": np.arange(0)},
-    "no features": {"x": np.zeros((3, 0)), "y": np.arange(3)},
-}
-
-
-@pytest.mark.parametrize("arrays", WRONG.values(), ids=WRONG.keys())
-def test_what_is_wrong_with_all_records_is_refused(tmp_path, arrays):
-    np.savez(tmp_path / "wrong.npz", **arrays)
-    for name in ("wrong", "absent"):
-        with pytest.raises(DataError) as caught:
-            records.load({"data": str(tmp_path / f"{name}.npz")}, 3)
-        assert "\n" not in str(caught.value)
-
-
 def test_outbox_keeps_the_last_of_each_run_and_agent(tmp_path):
     outbox = Outbox(tmp_path / "ledger.sqlite", "clinic")
     assert outbox.last("a") is None
@@ -487,25 +449,6 @@ def test_outbox_keeps_the_last_of_each_run_and_agent(tmp_path):
     (torn,) = (tmp_path / "ledger.sqlite.outbox").glob("*-a.payload")
     torn.write_bytes(b"torn")
     assert outbox.last("a") is None
-
-
-def test_outbox_leaves_no_drafts(tmp_path, monkeypatch):
-    outbox, folder = Outbox(tmp_path / "ledger.sqlite", "clinic"), tmp_path / "ledger.sqlite.outbox"
-    with outbox.locked():
-        outbox.put("a", Sent(0, b"zero"))
-    (kept,) = folder.iterdir()
-    kept.with_name(kept.name + ".fedspa-draft").write_bytes(b"of a process that was killed")
-    outbox.put("a", Sent(1, b"one"))
-    assert list(folder.iterdir()) == [kept]
-
-    def full(*_: object) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr("fedspa.durable.force", full)
-    with pytest.raises(LedgerError, match="No space left"):
-        outbox.put("a", Sent(2, b"two"))
-    assert list(folder.iterdir()) == [kept]
-    assert outbox.last("a") == Sent(1, b"one")
 
 
 def test_agents_that_share_a_ledger_send_updates_of_their_own(clinic):
@@ -528,29 +471,10 @@ def test_another_name_is_no_fresh_budget(clinic):
         check.check_node(renamed.node)
 
 
-def test_the_operator_is_told_of_bad_records(node):
-    with_labels(node, np.array([0, 1, 12, 1, -1]))
-    told = {finding.subject: finding for finding in check.check_node(node)}
-    assert "2 of 5 records are bad" in told["bad records"].detail
-    assert "number 2, 4 from 0 on" in told["bad records"].detail
-    assert told["bad records"].passed is None  # no reason to stay away, which would tell the server of them
-    assert told["records"].detail.startswith("5 of shape (1, 8, 8)")
-
-
-def test_a_check_makes_no_ledger(node):
-    Path(node["ledger"]).unlink()
-    with pytest.raises(LedgerError, match="is missing; put it back"):
-        check.check_node(node)
-    Path(f"{node['ledger']}.anchor").unlink()
-    with pytest.raises(LedgerError, match="is missing; put it back"):
-        check.check_node(node)
-    assert not Path(node["ledger"]).exists()
-
-
 def test_a_site_makes_the_runs_features_from_its_own_records(clinic):
     plain, _ = clinic.held(0).examples
     mapped, _ = read_site({**clinic.node, "features": "orientations"}, {}).held(0).examples
-    assert torch.equal(mapped, transform("orientations", plain, alone=True))
+    assert torch.equal(mapped, transform("orientations", plain, per_example=True))
     with pytest.raises(ConfigError, match="features is 'pixels'; it must be 'aligned'"):
         read_site({**clinic.node, "features": "pixels"}, {})
 
@@ -565,7 +489,7 @@ def test_other_features_than_the_runs_are_refused_before_anything_is_paid(clinic
 @pytest.mark.parametrize("dimension", [651, 2**31 - 1])
 def test_terms_of_another_dimension_are_not_priced(clinic, monkeypatch, dimension):
     """cpSGD's ε takes long, and memory, at a d that the server made up."""
-    plan = BinomialPlan(dimension, "coordinate", 0.1, 1, 5000, False, "local", 4, 10, 200, 3, 1e-3)
+    plan = BinomialPlan(dimension, 0.1, 1, 5000, "local", 4, 10, 200, 3, 1e-3)
     limits = replace(clinic.policy, neighbours="replace-one", clippings=("coordinate",), min_noise_multiplier=0.01)
     asked = replace(ASKED, algorithm="cpsgd", terms=replace(TERMS, round=0, steps=plan))
     monkeypatch.setattr(accounting, "epsilon", lambda *_, **__: pytest.fail("it was priced"))
@@ -627,3 +551,67 @@ def test_a_servers_words_make_one_short_line(words, kind, caplog):
     [line] = [entry.getMessage() for entry in caplog.records if entry.name == "fedspa.agent"]
     assert line.isprintable()
     assert len(line) <= 2100, len(line)
+
+
+# What a thief of a site's disk, or of the server's, finds there beside the records themselves (SECURITY.md).
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_no_key_of_the_noise_is_on_a_sites_disk(deployment, train, tmp_path, monkeypatch):
+    drawn: list[bytes] = []
+    urandom = streams.os.urandom
+
+    def recorded(count: int) -> bytes:
+        drawn.append(urandom(count))
+        return drawn[-1]
+
+    monkeypatch.setattr(streams.os, "urandom", recorded)
+    train(deployment, federation__rounds=2)
+    keys = [key for key in drawn if len(key) == streams.KEY_BYTES]
+    keys += [streams.derive_key(key, label) for key in keys for label in ("noise", "sampling")]
+    found = files(tmp_path)
+    assert len(keys) >= 4 * 2
+    assert {"site-0/ledger.sqlite", "run/summary.json"} <= found.keys()
+    assert any("outbox" in name for name in found)
+    for name, content in found.items():
+        assert not any(key in content or key.hex().encode() in content for key in keys), name
+
+
+def test_a_ledger_holds_no_data_gradient_or_model(deployment, train, tmp_path):
+    """It has columns for names, events, counts, times and digests, and for nothing else."""
+    train(deployment, federation__rounds=2)
+    columns: set[str] = set()
+    connection = sqlite3.connect(tmp_path / "site-0/ledger.sqlite")
+    tables = [name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
+    for table in tables:
+        columns |= {row[1] for row in connection.execute(f"PRAGMA table_info({table})")}
+        for row in connection.execute(f"SELECT * FROM {table}"):
+            assert all(value is None or isinstance(value, int) or len(value) < 500 for value in row), table
+    connection.close()
+    counts = {"id", "sequence", "number", "count", "entries", "known_entries", "announced", "first", "last"}
+    names = {"agent", "run", "message", "event", "text", "name"}
+    assert columns == {*counts, *names, "hash", "digest", "reserved_at", "released_at", "accepted_at"}
+    with np.load(tmp_path / "site-0/records.npz") as held:
+        rows = [row.tobytes() for row in held["x"] if np.any(row)]
+    for name, content in files(tmp_path / "site-0").items():
+        if not name.endswith(".npz"):
+            assert not any(row in content for row in rows), name
+
+
+def test_a_deployments_server_keeps_nothing_of_the_agents_records(deployment, train, tmp_path):
+    """No digest of theirs either: a run after which every record of a site was replaced has the same facts."""
+    from fedspa.runs.checkpoint import load_latest
+
+    train(deployment, federation__rounds=2)
+    with np.load(deployment.nodes[100]["data"]) as held:
+        x, y = held["x"], held["y"]
+    np.savez(deployment.nodes[100]["data"], x=1 - x, y=y[::-1])
+    train(deployment, run__out=str(tmp_path / "other"))
+    first, second = (load_latest(tmp_path / name / "checkpoint") for name in ("run", "other"))
+    assert first is not None
+    assert second is not None
+    assert first.facts == second.facts
+    assert first.extra.keys() == second.extra.keys()

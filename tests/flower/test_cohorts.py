@@ -17,11 +17,9 @@ from flwr.app import ConfigRecord, Message, RecordDict
 from fedspa.agent import participate
 from fedspa.agent.ledger.ledger import Ledger
 from fedspa.errors import ConfigError, FedspaError
-from fedspa.flower.nodes import NodeRegistry
-from fedspa.flower.site import read_site
-from fedspa.flower.strategy import FedSpa
+from fedspa.flower.transport import FlowerTransport
 from fedspa.secagg.keys import SecretKey
-from fedspa.secagg.total import MaskedSum
+from fedspa.secagg.masking import MaskedSum
 
 from .local_grid import POLICY, LocalGrid
 from .test_resume import Killed, die_in_round, honest
@@ -38,7 +36,7 @@ SUMS: dict[str, Any] = {
     "privacy.colluders": 1,
     "flower.quorum": "",
 }
-TRUST = "min_honest = 2\nmax_floor = 20.0\n"
+TRUST = "min_honest = 2\nmax_worst_case = 20.0\n"
 
 
 def write_roster(path: Path, keys: dict[str, SecretKey]) -> Path:
@@ -119,7 +117,7 @@ def test_a_run_of_sums(clinics, train, tmp_path, sums, changes):
     summary = train(clinics)
     assert summary["private"]
     assert summary["dropped"] == {}
-    assert summary["epsilon"] < summary["epsilon_floor"]
+    assert summary["epsilon"] < summary["epsilon_worst_case"]
     assert len(sums) == 3
     assert all(np.array_equal(read, added) for read, added in sums)
     assert spent(tmp_path) == [3] * 4
@@ -209,16 +207,6 @@ def test_garbage_voids_the_round(clinics, train, tmp_path, how, code):
     assert theta(tmp_path / "run").isfinite().all()
 
 
-def test_garbage_without_end_ends_the_run(clinics, train, tmp_path):
-    """Nobody can tell whose it is: it stays in the sum, and after three rounds the server gives up."""
-    clinics.fault = lambda node, question, answer: [
-        spoilt(question, answer(), "all") if node == 101 and question.metadata.message_type == "train" else answer()
-    ]
-    with pytest.raises(FedspaError, match=r"3 rounds in a row gave no sum \(the masks did not cancel"):
-        train(clinics, federation__rounds=8)
-    assert spent(tmp_path) == [3] * 4
-
-
 def test_what_is_no_message_is_dropped_and_its_sender_left_out(clinics, train, tmp_path):
     clinics.fault = lambda node, question, answer: [
         reply(question, payload=b"garbage") if node == 100 and question.metadata.group_id == "0" else answer()
@@ -267,14 +255,15 @@ def answer_of(grid: LocalGrid, node: int, question: Message, **changes: Any) -> 
 def test_a_server_that_shows_two_cohorts_gets_no_sum(clinics, train, tmp_path, monkeypatch):
     """Two members are told of three, the two others of all four, each with a binding that fits: what they send cannot
     be added up, and no member pays for more than it was asked."""
-    original = FedSpa._announce
+    original = FlowerTransport._announce
 
     def two_faced(self, terms, number, session, cohort=()):
         if session is not None and number < 2:
-            session = self._session(terms, session.attempt, [0, 1, 2])
+            members = {self.name(number): self.public_key(number) for number in (0, 1, 2)}
+            session = self._state.server.session(self.run, session.attempt, members, terms, "secure")
         return original(self, terms, number, session, cohort)
 
-    monkeypatch.setattr(FedSpa, "_announce", two_faced)
+    monkeypatch.setattr(FlowerTransport, "_announce", two_faced)
     with pytest.raises(FedspaError, match="3 rounds in a row gave no sum"):
         train(clinics, federation__rounds=6, privacy__members=3)
     assert set(rounds(tmp_path)) == {0}
@@ -310,6 +299,19 @@ def test_asked_again_with_another_cohort_or_for_an_old_round_a_member_refuses(cl
     others = answer_of(clinics, 103, question, cohort=["site-0", "site-1", "site-2"])
     assert others == {"refusal": "aggregation"}
     assert spent(tmp_path) == [3] * 4
+
+
+def test_a_member_that_lost_its_answer_voids_the_round(clinics, train, tmp_path):
+    die_in_round(clinics, 1, 2)
+    with pytest.raises(Killed):
+        train(clinics)
+    clinics.fault = honest
+    for outbox in tmp_path.glob("site-*/ledger.sqlite.outbox"):
+        for file in outbox.iterdir():
+            file.unlink()
+    summary = train(clinics, flower__resume=True)
+    assert summary["dropped"] == {"refused-spent": 2, "void-missing": 1}
+    assert rounds(tmp_path)[1] == 0
 
 
 REFUSED: list[tuple[dict[str, Any], str]] = [
@@ -378,14 +380,6 @@ def test_a_floor_above_the_policys_is_refused(clinics, train, tmp_path):
     assert spent(tmp_path) == [0] * 4
 
 
-def test_too_few_members_and_the_server_says_why(clinics, train):
-    for site in list(clinics.nodes.values())[:2]:
-        del site["key"], site["roster"]
-    with pytest.raises(FedspaError, match=r"2 agents .*\(2 nodes are no members: aggregation\).*quorum is 3"):
-        train(clinics)
-    assert not asked(clinics)
-
-
 def test_a_node_that_takes_anothers_name_only_voids_rounds(clinics, train, tmp_path):
     """It says that it is site-1 and has no key of it; the real one comes later and is not let in."""
     clinics.nodes[99] = dict(clinics.nodes[100])
@@ -417,27 +411,6 @@ def test_a_strange_introduction_is_none(clinics, train, tmp_path, record):
     ]
     assert train(clinics, federation__rounds=1)["dropped"] == {}
     assert rounds(tmp_path) == [3]
-
-
-def test_a_query_is_answered_by_a_name_or_a_code(clinics, train):
-    train(clinics, federation__rounds=1)
-    (question, *_) = asked(clinics, "query")
-    node = question.metadata.dst_node_id
-    assert dict(clinics.answer(question).content["member"]) == {"name": clinics.nodes[node]["agent"]}
-    for content in (RecordDict(), RecordDict({"terms": ConfigRecord({"version": 1})})):
-        strange = Message(content, dst_node_id=node, message_type="query")
-        assert dict(clinics.answer(strange).content["member"]) == {"refusal": "terms"}
-
-
-def test_roster_moves_a_number_to_a_node_that_comes_anew():
-    roster = NodeRegistry(3, named=True)
-    assert roster.meet([10, 11]) == 0
-    assert roster.introduce(10, 2, {10, 11})
-    assert not roster.introduce(11, 2, {10, 11})
-    assert roster.meet([10, 11]) == 1
-    assert roster.introduce(11, 2, {11})
-    assert roster.meet([11]) == 1
-    assert roster.reachable([2]) == {11: 2}
 
 
 @pytest.mark.parametrize("after", [2, 4])
@@ -478,7 +451,7 @@ def test_a_cohort_that_is_not_whole_any_more_makes_a_new_attempt(clinics, train,
     clinics.fault = honest
     gone = max(clinics.online)  # it has not answered yet
     clinics.online.remove(gone)
-    summary = train(clinics, flower__resume=True, flower__round_timeout=0.2)
+    summary = train(clinics, flower__resume=True, flower__round_timeout=2.0)
     assert [json.loads(line).get("attempt", 1) for line in (tmp_path / "run/asked.jsonl").read_text().splitlines()] == [
         1,
         1,
@@ -490,20 +463,6 @@ def test_a_cohort_that_is_not_whole_any_more_makes_a_new_attempt(clinics, train,
     assert sorted(spent(tmp_path)) == [1, 2, 3, 3]
     assert summary["dropped"] == {"no-cohort": 1}
     assert all(np.array_equal(read, added) for read, added in sums)
-
-
-def test_a_member_that_lost_its_answer_voids_the_round(clinics, train, tmp_path):
-    die_in_round(clinics, 1, 2)
-    with pytest.raises(Killed):
-        train(clinics)
-    clinics.fault = honest
-    for outbox in tmp_path.glob("site-*/ledger.sqlite.outbox"):
-        for file in outbox.iterdir():
-            file.unlink()
-    summary = train(clinics, flower__resume=True)
-    assert summary["dropped"] == {"refused-spent": 2, "void-missing": 1}
-    assert rounds(tmp_path)[1] == 0
-    assert spent(tmp_path) == [3] * 4 or sorted(spent(tmp_path)) == [2, 2, 3, 3]
 
 
 @pytest.mark.parametrize(
@@ -521,18 +480,6 @@ def test_settings_that_do_not_go_with_sums(clinics, train, changes, said):
     assert not clinics.sent
 
 
-def test_a_node_config_names_key_and_roster_or_neither(clinics, tmp_path):
-    node = clinics.nodes[100]
-    member = read_site(node, {}).member
-    assert member is not None
-    assert member.name == node["agent"]
-    for key in ("key", "roster"):
-        with pytest.raises(ConfigError, match=rf"node-config: {key} is missing"):
-            read_site({name: value for name, value in node.items() if name != key}, {})
-    with pytest.raises(ConfigError, match="another key for 'site-0'"):
-        read_site({**node, "agent": "site-0"}, {})
-
-
 def test_a_simulation_that_died_with_secure_noise_is_a_new_attempt(simulation, train, tmp_path):
     """Its nodes have no outbox: they would mask other numbers with the same keystreams."""
     simulation.run_config |= SUMS | {"algorithm.batch": 360, "privacy.noise": "secure"}
@@ -543,18 +490,3 @@ def test_a_simulation_that_died_with_secure_noise_is_a_new_attempt(simulation, t
     train(simulation, flower__resume=True)
     lines = [json.loads(line) for line in (tmp_path / "run/asked.jsonl").read_text().splitlines()]
     assert [(line["round"], line.get("attempt", 1)) for line in lines][:3] == [(0, 1), (1, 1), (1, 2)]
-
-
-def test_a_killed_member_voids_its_round_and_the_others_go_on(clinics, train, tmp_path):
-    """It dies while it trains, and its node with it."""
-
-    def dies(node, question, answer):
-        if node == 101 and question.metadata.group_id == "1":
-            clinics.online.discard(101)
-            return []
-        return [answer()]
-
-    clinics.fault = dies
-    summary = train(clinics)
-    assert summary["dropped"] == {"silent": 1, "void-missing": 1}
-    assert rounds(tmp_path) == [4, 0, 3]

@@ -10,6 +10,7 @@ import configparser
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -20,6 +21,8 @@ import yaml
 
 from fedspa.agent.ledger.ledger import Ledger
 from fedspa.agent.ledger.report import verify
+from fedspa.errors import LedgerError
+from fedspa.mechanisms.gaussian.event import GaussianEvent
 
 from .test_deployment import until
 
@@ -29,16 +32,16 @@ SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]
 SITES = ("north", "south", "west")
 CONTAINERFILE = (DEPLOY / "Containerfile").read_text("utf-8").replace("\\\n", " ")
 BIN = Path(sys.executable).parent
+MANIFESTS = [
+    each
+    for path in sorted((DEPLOY / "kubernetes").glob("*.yaml"))
+    for each in yaml.safe_load_all(path.read_text("utf-8"))
+]
 UNITS = sorted((DEPLOY / "systemd").iterdir())
 
 
 def instructions(name: str) -> list[str]:
     return re.findall(rf"^{name} (.+)$", CONTAINERFILE, flags=re.M)
-
-
-def test_the_image_is_of_pinned_bases():
-    for base in instructions("FROM"):
-        assert re.match(r"docker\.io/library/python:\d+\.\d+\.\d+-[a-z-]+( AS \w+)?$", base), base
 
 
 def test_the_image_runs_as_nobody_and_holds_no_secret():
@@ -48,13 +51,6 @@ def test_the_image_runs_as_nobody_and_holds_no_secret():
     assert not re.search(r"(?i)password|secret|token", CONTAINERFILE.split("FROM", 1)[1])
     assert all("--no-cache-dir" in part for run in instructions("RUN") for part in run.split("&&") if " pip " in part)
     assert "apt-get" not in CONTAINERFILE
-
-
-def test_what_the_image_copies_is_there():
-    for line in instructions("COPY"):
-        if not line.startswith("--from"):
-            for source in line.split()[:-1]:
-                assert (DEPLOY.parent / source).exists(), source
 
 
 @pytest.mark.parametrize("name", SERVICES)
@@ -94,6 +90,41 @@ def test_its_commands_parse(name):
         while hasattr(command, "commands"):
             command, words = command.commands[words[0]], words[1:]
         command.make_context(name, list(words))
+
+
+def test_the_proxies_let_sites_through_and_nothing_else():
+    paths = re.findall(r"location (\S+) {(.*?)}", (DEPLOY / "nginx.conf").read_text("utf-8"), flags=re.S)
+    assert [path for path, body in paths if "proxy_pass" in body] == ["/v1/fleet/"]
+    assert "return 404" in dict(paths)["/"]
+    [ingress] = [each for each in MANIFESTS if each["kind"] == "Ingress"]
+    [rule] = ingress["spec"]["rules"]
+    assert [path["path"] for path in rule["http"]["paths"]] == ["/v1/fleet/"]
+
+
+def test_pods_can_do_no_more_than_they_must():
+    sets = {each["metadata"]["name"]: each["spec"] for each in MANIFESTS if each["kind"] == "StatefulSet"}
+    assert sets.keys() == {"site", "server"}
+    for name, spec in sets.items():
+        assert spec["replicas"] == 1  # two nodes of a site would answer as one agent
+        pod = spec["template"]["spec"]
+        assert pod["securityContext"]["runAsNonRoot"]
+        assert not pod["automountServiceAccountToken"]
+        [container] = pod["containers"]
+        assert container["args"][:2] == [name, "run"]
+        assert container["securityContext"]["readOnlyRootFilesystem"]
+        assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}
+    [records] = [mount for mount in container_of(sets["site"])["volumeMounts"] if mount["name"] == "records"]
+    assert records["readOnly"]
+
+
+def container_of(spec):
+    return spec["template"]["spec"]["containers"][0]
+
+
+def test_the_manifests_are_valid():
+    validator = pytest.importorskip("kubernetes_validate")
+    for each in MANIFESTS:
+        validator.validate(each, "1.31", strict=True)
 
 
 @pytest.mark.parametrize("unit", UNITS, ids=lambda unit: unit.name)
@@ -168,3 +199,148 @@ def test_the_commands_of_the_compose_file_make_a_federation(tmp_path, hospital):
         lines = [json.loads(line) for line in deployment.log(site).read_text().splitlines()]
         assert [line["event"] for line in lines].count("answered") == 3
         assert {line["logger"] for line in lines} == {"flwr", "fedspa.agent"}
+
+
+# The drills of deploy/drills: what they copy can be used, and a ledger that went back in time is noticed.
+
+DRILLS = Path(__file__).parents[2] / "deploy/drills"
+
+
+EVENT = GaussianEvent(sampling="poisson", batch=20, records=100, steps=4, noise_multiplier=2.0)
+
+
+def drill(name: str, *arguments: object, first: Path = BIN) -> tuple[int, str]:
+    """Run a drill; its programs are looked for in the folder `first`, then beside this Python."""
+    env = os.environ | {"PATH": f"{first}:{BIN}:{os.environ['PATH']}"}
+    done = subprocess.run(
+        [DRILLS / name, *map(str, arguments)], env=env, capture_output=True, text=True, timeout=120, check=False
+    )
+    return done.returncode, done.stdout + done.stderr
+
+
+def spend(site: Path, rounds: range) -> None:
+    with Ledger.open(site / "ledger/ledger.sqlite", create=False) as ledger:
+        for t in rounds:
+            ledger.reserve("north", EVENT, "run", f"round-{t}")
+
+
+def put_back(ledger: Path, site: Path) -> None:
+    """The site's whole folder of the ledger becomes an old one again, anchor and all."""
+    shutil.rmtree(site / "ledger")
+    shutil.copytree(ledger, site / "ledger")
+
+
+def heads_of(home: Path) -> list[str]:
+    return (home / "backups/HEADS").read_text().splitlines()
+
+
+def accept_loss(site: Path, entries: int) -> None:
+    accept = ["ledger", "accept-loss", site / "ledger/ledger.sqlite", "--entries", str(entries)]
+    subprocess.run([BIN / "fedspa", *accept], check=True, capture_output=True)
+
+
+def spent(site: Path) -> int:
+    with Ledger.open(site / "ledger/ledger.sqlite", create=False) as ledger:
+        return sum(ledger.spent("north").values())
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A site that spent three rounds, backed up, and two more."""
+    home = tmp_path_factory.mktemp("drills")
+    subprocess.run([BIN / "fedspa", "site", "new", home / "north"], check=True, capture_output=True)
+    spend(home / "north", range(3))
+    code, said = drill("backup", home / "north", home / "backups")
+    assert code == 0, said
+    assert "Backed up 3 entries" in said
+    spend(home / "north", range(3, 5))
+    return home
+
+
+@pytest.fixture
+def home(made: Path, tmp_path: Path) -> Path:
+    shutil.copytree(made, tmp_path / "home")
+    return tmp_path / "home"
+
+
+def test_a_backup_is_whole_and_its_owners_alone(home):
+    heads = heads_of(home)
+    assert len(heads) == 1
+    copy = home / "backups" / heads[0].split()[0]
+    assert verify(copy / "ledger/ledger.sqlite") == []
+    assert {path.name for path in copy.iterdir()} >= {"site.toml", "policy.toml", "node.key", "apps.sha256", "ledger"}
+    assert copy.stat().st_mode & 0o077 == 0
+
+
+def test_a_sound_ledger_is_never_rolled_back(home):
+    code, said = drill("restore", home / "backups", home / "north")
+    assert code == 1
+    assert "There is nothing to restore" in said
+    assert spent(home / "north") == 5
+
+
+def test_an_old_backup_is_noticed_by_the_anchor_and_the_drill_says_what_to_do(home):
+    ledger = home / "north/ledger/ledger.sqlite"
+    ledger.write_bytes(b"damaged")
+    code, said = drill("restore", home / "backups", home / "north")
+    assert code == 1
+    assert "SPENDS ARE MISSING" in said
+    assert "Lower epsilon" in said
+    assert f"fedspa ledger accept-loss {ledger} --entries 3" in said
+    assert "asked.jsonl" in said
+    with pytest.raises(LedgerError, match="2 "):
+        Ledger.open(ledger, create=False)
+    assert [path.read_bytes() for path in ledger.parent.glob("lost-*/ledger.sqlite")] == [b"damaged"]
+
+
+def test_the_newest_backup_restores_what_it_holds(home):
+    assert drill("backup", home / "north", home / "backups")[0] == 0
+    ledger = home / "north/ledger/ledger.sqlite"
+    ledger.unlink()
+    code, said = drill("restore", home / "backups", home / "north")
+    assert code == 0, said
+    assert "lacks nothing" in said
+    assert spent(home / "north") == 5
+
+
+def test_a_backup_notices_an_old_disk_that_was_spent_from_again(home):
+    """As many entries as before, or more, and other ones: those of the last backup are gone all the same."""
+    site, old = home / "north", home / "old"
+    shutil.copytree(site / "ledger", old)
+    spend(site, range(5, 7))
+    assert drill("backup", site, home / "backups")[0] == 0
+    put_back(old, site)
+    assert verify(site / "ledger/ledger.sqlite") == []  # nothing in the files tells, and the list of backups does
+    assert "THE LEDGER WENT BACK IN TIME: it holds 5 entries" in drill("backup", site, home / "backups")[1]
+    spend(site, range(7, 10))
+    code, said = drill("backup", site, home / "backups")
+    assert code == 1
+    assert "THE LEDGER WENT BACK IN TIME: its entry 7 is another than in the backup of" in said
+    assert len(heads_of(home)) == 2
+    assert {path.name for path in (home / "backups").glob("2*")} == {line.split()[0] for line in heads_of(home)}
+    # What it says to do leads on: the backup's entries are back, and that others may be missing is on record.
+    (site / "ledger").rename(home / "forked")
+    assert "SPENDS ARE MISSING" in drill("restore", home / "backups", site)[1]
+    accept_loss(site, 7)
+    spend(site, range(10, 11))
+    code, said = drill("backup", site, home / "backups")
+    assert code == 0, said
+    assert "Backed up 8 entries" in said
+
+
+def test_an_upgrade_that_does_not_do_leaves_the_ledger_alone(home):
+    """With a `fedspa site check` that fails at once; what it checks is tested by itself."""
+    stub = home / "bin/fedspa"
+    stub.parent.mkdir()
+    stub.write_text(
+        f'#!/bin/sh\n[ "$1 $2" = "site check" ] && {{ echo "terms 1: no records"; exit 1; }}\nexec {BIN}/fedspa "$@"\n'
+    )
+    stub.chmod(0o755)
+    code, said = drill("upgrade", home / "north", home / "backups", "echo", "installing", first=stub.parent)
+    assert code == 1
+    assert "installing" in said
+    assert "Do not restore the ledger for it" in said
+    code, said = drill("upgrade", home / "north", home / "backups", "false", first=stub.parent)
+    assert code == 1
+    assert "Nothing at the site was changed" in said
+    assert spent(home / "north") == 5

@@ -17,15 +17,11 @@ from pathlib import Path
 import numpy as np
 
 from fedspa.agent.ledger.ledger import Ledger
-from fedspa.agent.ledger.report import accept_loss
-from fedspa.agent.ledger.storage import anchor_path
 from fedspa.agent.participate import Refusal
 from fedspa.flower import client_app, folders, logs, monitor
 from fedspa.mechanisms.gaussian.event import GaussianEvent
 
 from .local_grid import POLICY
-
-DEPLOYMENT_PAGE = Path(__file__).parents[2] / "docs/deployment.md"
 
 
 def folder_of(node: dict, home: Path) -> folders.SiteFolder:
@@ -105,22 +101,6 @@ def test_neighbouring_records_have_the_same_numbers(deployment, train, tmp_path)
     assert own == other
 
 
-def test_a_tally_that_cannot_be_written_changes_no_answer(deployment, train):
-    for node in deployment.nodes.values():
-        monitor.answers_path(Path(node["ledger"])).mkdir()
-    assert train(deployment, federation__rounds=1)["dropped"] == {}
-
-
-@pytest.mark.parametrize("text", ["", "{", "[]", '{"payloads": "x"}', "1" * 10_000])
-def test_a_tally_that_is_none_counts_from_zero(tmp_path, text):
-    ledger = tmp_path / "ledger.sqlite"
-    monitor.answers_path(ledger).write_text(text)
-    assert monitor.read_answers(ledger) == monitor.Answers()
-    monitor.count_answer({"ledger": str(ledger)}, "budget")
-    monitor.count_answer({"ledger": str(ledger)}, b"1234")
-    assert (monitor.read_answers(ledger).refusals, monitor.read_answers(ledger).payload_bytes) == ({"budget": 1}, 4)
-
-
 def test_a_servers_numbers_hold_no_score(deployment, train, tmp_path):
     home = tmp_path / "server"
     train(deployment, federation__rounds=2, run__out=str(home / "runs/first"))
@@ -142,12 +122,6 @@ def test_a_watchdog_does_not_wait_for_torch_or_flower():
         "import sys\nfrom fedspa.flower import folders, monitor\nsys.exit(bool({'torch', 'flwr'} & sys.modules.keys()))"
     )
     assert subprocess.run([sys.executable, "-c", program], timeout=60, check=False).returncode == 0
-
-
-def test_every_metric_is_argued_for_in_the_docs():
-    page = DEPLOYMENT_PAGE.read_text("utf-8")
-    told = set(re.findall(r"`fedspa_(\w+)`", page))
-    assert told == monitor.SITE.keys() | monitor.SERVER.keys()
 
 
 def test_plain_lines_become_json_and_what_is_no_line_stays_private():
@@ -207,17 +181,41 @@ def test_every_level_of_flowers_own_log_passes(level):
 
 
 @pytest.fixture
-def json_logs(tmp_path, monkeypatch, capfd):
-    """The agent's logger as it is in a node that logs as JSON."""
+def agents_logger():
+    """fedspa's logger as a new process has it."""
     logger = logging.getLogger("fedspa")
     kept = logger.handlers, logger.level, logger.propagate
-    monkeypatch.setenv("FEDSPA_LOG_FORMAT", "json")
-    monkeypatch.setenv("FEDSPA_LOG_PRIVATE", str(tmp_path / "agent.log"))
     logger.handlers = []
-    logs.set_up()
-    yield tmp_path / "agent.log"
+    yield logger
     logger.handlers, logger.propagate = kept[0], kept[2]
     logger.setLevel(kept[1])
+
+
+@pytest.fixture
+def json_logs(tmp_path, monkeypatch, agents_logger, capfd):
+    """The agent's logger as it is in a node that logs as JSON."""
+    monkeypatch.setenv("FEDSPA_LOG_FORMAT", "json")
+    monkeypatch.setenv("FEDSPA_LOG_PRIVATE", str(tmp_path / "agent.log"))
+    logs.set_up()
+    return tmp_path / "agent.log"
+
+
+def test_a_sites_log_has_time_round_run_and_what_was_spent(deployment, train, monkeypatch, agents_logger):
+    monkeypatch.setenv("FEDSPA_LOG_FORMAT", "text")
+    logs.set_up()
+    [handler] = agents_logger.handlers
+    handler.stream = io.StringIO()
+    train(deployment, federation__rounds=2)
+    lines = [line for line in handler.stream.getvalue().splitlines() if "answered" in line]
+    found = [
+        re.fullmatch(
+            r"\d{4}-\d\d-\d\d [\d:,]+ INFO fedspa.agent: round-(\d) of run \w+: answered, "
+            r"ε = [\d.]+ of [\d.]+ \(δ = \S+, add-remove\) spent",
+            line,
+        )
+        for line in lines
+    ]
+    assert {None if one is None else one[1] for one in found} == {"0", "1"}, lines
 
 
 def test_an_agents_line_has_the_code_and_its_words_are_in_the_private_file(
@@ -240,29 +238,3 @@ def test_an_agents_line_has_the_code_and_its_words_are_in_the_private_file(
     assert "patient 17" in json_logs.read_text()
     assert "patient 18" in json_logs.read_text()
     assert json_logs.stat().st_mode & 0o077 == 0
-
-
-def test_a_process_and_its_children_log_as_json(tmp_path):
-    program = (
-        "import subprocess, sys\nfrom pathlib import Path\nfrom fedspa.flower import logs\n"
-        f"logs.as_json(Path({str(tmp_path / 'agent.log')!r}))\n"
-        "print('INFO :      hello', flush=True)\n"
-        "child = \"import os; print('secret'); print(os.environ['FEDSPA_LOG_FORMAT'])\"\n"
-        "subprocess.run([sys.executable, '-c', child])\n"
-        "raise SystemExit(3)\n"
-    )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
-    assert done.returncode == 3
-    assert done.stderr == ""
-    assert [json.loads(line)["event"] for line in done.stdout.splitlines()] == ["hello"]
-    assert (tmp_path / "agent.log").read_text() == "secret\njson\n"
-
-
-def test_an_accepted_loss_is_among_the_metrics(deployment, train, tmp_path):
-    train(deployment, federation__rounds=1)
-    node = deployment.nodes[100]
-    assert samples(monitor.site_metrics(folder_of(node, tmp_path)))["fedspa_site_ledger_losses"] == 0
-    ledger = Path(node["ledger"])
-    anchor_path(ledger).unlink()
-    accept_loss(ledger, 1)
-    assert samples(monitor.site_metrics(folder_of(node, tmp_path)))["fedspa_site_ledger_losses"] == 1

@@ -6,7 +6,6 @@ import pytest
 
 pytest.importorskip("flwr", reason="needs the extra: pip install 'fedspa[flower]'")
 
-import dataclasses
 import json
 import shutil
 from collections import Counter
@@ -16,15 +15,11 @@ from flwr.app import Message
 
 import fedspa
 from fedspa.agent.ledger.ledger import Ledger
-from fedspa.errors import BudgetError, FedspaError
-from fedspa.flower.nodes import AskedRounds, NodeRegistry
+from fedspa.errors import FedspaError
+from fedspa.flower.nodes import NodeRegistry, RequestLog
 from fedspa.flower.settings import read_config
-from fedspa.running import Stopped
-from fedspa.runs import setup
-from fedspa.runs.plans import calibrated_plan
-from fedspa.runs.rundir import RunFolder
+from fedspa.runs.rundir import RunFolder, Stopped
 
-from .local_grid import POLICY
 from .test_strategy import theta
 
 
@@ -82,7 +77,7 @@ def test_a_simulation_that_draws_other_noise_for_a_round_counts_it_twice(simulat
     killed = honest
     resumed = train(simulation, flower__resume=True)
     assert resumed["participations_max"] == max(answers.values()) == 3
-    asked = AskedRounds(tmp_path / "run/asked.jsonl")
+    asked = RequestLog(tmp_path / "run/asked.jsonl")
     assert [asked.count(number) for number in range(4)] == [3] * 4
     assert resumed["rounds_empty"] == 1  # no turn was left
 
@@ -106,7 +101,7 @@ def test_rounds_that_are_done_again_from_an_older_checkpoint_are_counted_twice(s
         path.write_bytes(b"")
     stopped[0] = False
     resumed = train(simulation, flower__resume=True, federation__rounds=4)
-    asked = AskedRounds(tmp_path / "run/asked.jsonl")
+    asked = RequestLog(tmp_path / "run/asked.jsonl")
     assert all(times <= asked.count(node - 100) for node, times in answers.items())
     assert resumed["participations_max"] >= max(answers.values()) > 2
 
@@ -122,52 +117,6 @@ def test_agents_pay_once_for_the_round_that_was_asked_twice(deployment, train, t
     for i in range(4):
         with Ledger.open(tmp_path / f"site-{i}/ledger.sqlite", create=False) as ledger:
             assert sum(ledger.spent(f"site-{i}").values()) == 3
-
-
-def test_who_answered_before_the_crash_and_left_is_still_counted(deployment, train, tmp_path):
-    die_in_round(deployment, 0, 2)
-    with pytest.raises(Killed):
-        train(deployment)
-    deployment.fault = honest
-    deployment.online.remove(100)
-    summary = train(deployment, flower__resume=True)
-    asked = AskedRounds(tmp_path / "run/asked.jsonl")
-    assert [asked.count(number) for number in range(4)] == [1, 3, 3, 3]
-    assert summary["agents"] == 4
-
-
-def test_refusals_survive_a_restart(deployment, train, tmp_path):
-    policy = tmp_path / "site-1/policy.toml"
-    policy.write_text(policy.read_text().replace("epsilon = 8.0", "epsilon = 0.1"))
-    die_in_round(deployment, 1, 2)
-    with pytest.raises(Killed):
-        train(deployment)
-    deployment.fault = honest
-    train(deployment, flower__resume=True)
-    assert sum(message.metadata.dst_node_id == 101 for message in deployment.sent) == 1
-
-
-def doubled(config, dimension, active, records, unit):
-    plan = calibrated_plan(config, dimension, active, records, unit)
-    return dataclasses.replace(plan, noise_multiplier=2 * plan.noise_multiplier)
-
-
-def test_a_resume_with_other_noise_or_config_is_refused(deployment, train, monkeypatch):
-    """A fixed accountant calibrates to other noise: its ε is not that of the rounds before."""
-    grid = deployment
-    die_in_round(grid, 1, 0)
-    with pytest.raises(Killed):
-        train(grid)
-    grid.fault = honest
-    with pytest.raises(FedspaError, match=r"privacy.noise_multiplier was 1.5"):
-        train(grid, flower__resume=True, privacy__noise_multiplier=1.0)
-    grid.run_config["privacy.noise_multiplier"] = 1.5
-    with monkeypatch.context() as patched:
-        patched.setattr(setup, "calibrated_plan", doubled)
-        with pytest.raises(FedspaError, match="finish it with the version that began it") as caught:
-            train(grid, flower__resume=True)
-    assert "\n" not in str(caught.value)
-    assert train(grid, flower__resume=True)["rounds"] == 3
 
 
 def test_a_run_of_the_simulator_does_not_go_on_here(simulation, train):
@@ -217,48 +166,8 @@ def test_a_damaged_count_is_one_line(tmp_path, line):
     file = tmp_path / "asked.jsonl"
     file.write_bytes(b'{"round": 0, "agents": [1]}\n' + line + b"\n")
     with pytest.raises(FedspaError, match="line 2: not a line that this server wrote") as caught:
-        AskedRounds(file)
+        RequestLog(file)
     assert "\n" not in str(caught.value)
-
-
-def test_a_count_that_cannot_be_read_or_written_is_one_line(tmp_path):
-    (tmp_path / "folder").mkdir()
-    with pytest.raises(FedspaError, match="cannot be read"):
-        AskedRounds(tmp_path / "folder")
-    asked = AskedRounds(tmp_path / "absent/asked.jsonl")
-    with pytest.raises(FedspaError, match="cannot be written"):
-        asked.add(0, [1])
-    assert asked.count(1) == 0
-
-
-def test_a_resumed_simulation_is_not_refused_for_what_it_spent_itself(simulation, train, tmp_path):
-    """The cap fits one run: the rounds before the crash are part of it."""
-    cost = train(simulation, run__out=str(tmp_path / "first"))["epsilon"]
-    simulation.run_config["run.out"] = str(tmp_path / "run")
-    (tmp_path / "policy.toml").write_text(POLICY.format(epsilon=1.1 * cost))
-    limits = {"run__policy": str(tmp_path / "policy.toml"), "run__ledger": str(tmp_path / "shared.sqlite")}
-    die_in_round(simulation, 2, 0)
-    with pytest.raises(Killed):
-        train(simulation, **limits)
-    simulation.fault = honest
-    with pytest.raises(BudgetError):
-        train(simulation, run__out=str(tmp_path / "another"))
-    assert train(simulation, flower__resume=True, run__out=str(tmp_path / "run"))["rounds"] == 3
-
-
-def test_updates_of_before_the_crash_must_be_in_the_ledger_too(simulation, train, tmp_path):
-    """Two rounds were written elsewhere, the third into run.ledger: a total of that file would leave them out."""
-    for node in simulation.nodes.values():
-        node["ledger"] = str(tmp_path / "other.sqlite")
-    die_in_round(simulation, 2, 0)
-    with pytest.raises(Killed):
-        train(simulation, run__ledger=str(tmp_path / "shared.sqlite"), federation__per_round=4)
-    simulation.fault = honest
-    for node in simulation.nodes.values():
-        del node["ledger"]
-    summary = train(simulation, flower__resume=True)
-    assert summary["epsilon_total"] is None
-    assert any("holds 1 entries of this run by agent 0, which sent 3" in warning for warning in summary["warnings"])
 
 
 def test_new_nodes_get_no_old_numbers():
@@ -278,40 +187,25 @@ def test_rests_are_counted_in_turns():
     """In a large federation an agent's turn comes every tenth round or so; rounds would be over before it."""
     roster = NodeRegistry(2)
     roster.meet([10, 20])
-    assert [roster.unheard(1), roster.unheard(1)] == [1, 3]
+    assert [roster.mark_silent(1), roster.mark_silent(1)] == [1, 3]
     for _ in range(3):
-        assert roster.rests(1)
-        roster.leave_out(1)
-    assert not roster.rests(1)
-    assert roster.unheard(1) == 7
+        assert roster.is_backing_off(1)
+        roster.skip_turn(1)
+    assert not roster.is_backing_off(1)
+    assert roster.mark_silent(1) == 7
     roster.meet([10])
-    assert roster.rests(1)
+    assert roster.is_backing_off(1)
     roster.meet([10, 20])
-    assert not roster.rests(1)
-    assert roster.unheard(1) == 1
-
-
-def test_asked_counts_rounds_not_questions(tmp_path):
-    asked = AskedRounds(tmp_path / "asked.jsonl")
-    assert asked.add(0, [1, 2]) == [1, 2]
-    assert asked.add(0, [2, 3]) == [3]
-    asked.add(1, [2])
-    with (tmp_path / "asked.jsonl").open("a") as file:
-        file.write('{"round": 2, "age')  # torn by a crash
-    again = AskedRounds(tmp_path / "asked.jsonl")
-    assert [again.count(number) for number in range(4)] == [0, 1, 2, 1]
-    assert again.was(0, 3)
-    assert not again.was(1, 3)
-    again.add(2, [0])
-    assert AskedRounds(tmp_path / "asked.jsonl").count(0) == 1
+    assert not roster.is_backing_off(1)
+    assert roster.mark_silent(1) == 1
 
 
 def test_asked_counts_each_attempt_at_a_round(tmp_path):
-    asked = AskedRounds(tmp_path / "asked.jsonl")
+    asked = RequestLog(tmp_path / "asked.jsonl")
     assert asked.last(0) is None
     asked.add(0, [1, 2, 3])
     assert asked.add(0, [1, 3], 2) == [1, 3]
-    again = AskedRounds(tmp_path / "asked.jsonl")
+    again = RequestLog(tmp_path / "asked.jsonl")
     assert again.last(0) == (2, [1, 3])
     assert again.last(1) is None
     assert [again.count(number) for number in range(4)] == [0, 2, 1, 2]
@@ -334,10 +228,28 @@ def test_a_run_that_asked_and_lost_its_checkpoints_does_not_start_over(deploymen
         train(deployment, flower__resume=True)
 
 
-def test_a_count_lost_in_the_first_round_is_noticed(deployment, train, tmp_path):
+def test_updates_of_before_the_crash_must_be_in_the_ledger_too(simulation, train, tmp_path):
+    """Two rounds were written elsewhere, the third into run.ledger: a total of that file would leave them out."""
+    for node in simulation.nodes.values():
+        node["ledger"] = str(tmp_path / "other.sqlite")
+    die_in_round(simulation, 2, 0)
+    with pytest.raises(Killed):
+        train(simulation, run__ledger=str(tmp_path / "shared.sqlite"), federation__per_round=4)
+    simulation.fault = honest
+    for node in simulation.nodes.values():
+        del node["ledger"]
+    summary = train(simulation, flower__resume=True)
+    assert summary["epsilon_total"] is None
+    assert any("holds 1 entries of this run by agent-0, which sent 3" in warning for warning in summary["warnings"])
+
+
+def test_who_answered_before_the_crash_and_left_is_still_counted(deployment, train, tmp_path):
     die_in_round(deployment, 0, 2)
     with pytest.raises(Killed):
         train(deployment)
-    (tmp_path / "run/asked.jsonl").unlink()
-    with pytest.raises(FedspaError, match="the checkpoint in 1"):
-        train(deployment, flower__resume=True)
+    deployment.fault = honest
+    deployment.online.remove(100)
+    summary = train(deployment, flower__resume=True)
+    asked = RequestLog(tmp_path / "run/asked.jsonl")
+    assert [asked.count(number) for number in range(4)] == [1, 3, 3, 3]
+    assert summary["agents"] == 4

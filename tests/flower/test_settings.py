@@ -14,8 +14,7 @@ from config_keys import fields
 from flwr.common.config import flatten_dict, parse_config_args
 
 from fedspa.errors import ConfigError
-from fedspa.flower.server_app import deployed
-from fedspa.flower.settings import AS_TEXT, read_config
+from fedspa.flower.settings import AS_TEXT, check_deployable, read_config
 
 from .local_grid import DEPLOYMENT, SIMULATION
 
@@ -93,6 +92,6 @@ def test_what_no_run_on_flower_heeds_is_refused(key, value):
     ],
 )
 def test_what_makes_the_agents_of_a_simulation_is_refused_in_a_deployment(key, value):
-    config, settings = read_config(DEPLOYMENT | {key: value})
+    config, _ = read_config(DEPLOYMENT | {key: value})
     with pytest.raises(ConfigError, match=f"^{key} is"):
-        deployed(config, settings.records)
+        check_deployable(config)

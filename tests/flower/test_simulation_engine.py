@@ -18,7 +18,7 @@ from flwr.cli.build import build_fab_from_disk
 from flwr.cli.config_utils import load_and_validate
 
 import fedspa
-from fedspa.cli.new import new
+from fedspa.cli.deployment import new
 from fedspa.errors import ConfigError
 from fedspa.flower.settings import read_config
 
@@ -61,7 +61,7 @@ def test_what_fedspa_new_makes_is_an_app_and_ships_its_code_only(tmp_path):
         new(app, flower=True)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(240)
 def test_an_app_that_fedspa_new_made_gives_the_simulators_bits(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(EXAMPLES / "hospital")

@@ -6,22 +6,23 @@ import pytest
 
 pytest.importorskip("flwr", reason="needs the extra: pip install 'fedspa[flower]'")
 
-from functools import partial
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor, nn
 
 from fedspa.agent.ledger.ledger import Ledger
-from fedspa.agent.ledger.report import accept_loss
-from fedspa.agent.ledger.storage import anchor_path
 from fedspa.engine import Unsupported
 from fedspa.engine.choose import decide
 from fedspa.engine.per_example import PerExampleEngine
 from fedspa.errors import ConfigError, DataError, LedgerError
-from fedspa.flower import check, trainer
+from fedspa.examples import taken
+from fedspa.flower import check, site, site_records, trainer
 from fedspa.flower.site import read_site
+from fedspa.learning.tasks.named import resolve
 
 from .local_grid import POLICY
 from .test_terms import PLAN
@@ -77,16 +78,6 @@ def test_a_person_that_the_schema_does_not_know_is_refused(node, tmp_path: Path)
     assert read_site({**node, "person": "who"}, {}).unit == "person"
 
 
-def test_a_function_that_names_no_persons_where_they_are_asked_for(node, tmp_path: Path, monkeypatch):
-    monkeypatch.syspath_prepend(str(tmp_path))
-    (tmp_path / "rows_without_ids.py").write_text(
-        "import numpy as np\n\ndef rows():\n    return np.zeros((4, 2)), np.zeros(4, dtype=int)\n"
-    )
-    asked = {**without(node, "schema"), "data": "rows_without_ids:rows", "person": "who"}
-    with pytest.raises(ConfigError, match=r"person is 'who', and .* names no persons"):
-        read_site(asked, {}).held(0)
-
-
 @pytest.mark.parametrize(
     ("more", "message"),
     [
@@ -97,9 +88,9 @@ def test_a_function_that_names_no_persons_where_they_are_asked_for(node, tmp_pat
         ({"device": "cuda:99"}, "node-config: device is 'cuda:99', which cannot compute on this machine; cpu can"),
         ({"device": "meta"}, "device is 'meta', which cannot compute"),
         ({"device": 1}, "device is 1; it must be a valid string"),
-        ({"room": 0}, "room is 0; it must be greater than or equal to 1"),
-        ({"room": "40"}, "room is '40'; it must be a valid integer"),
-        ({"room": True}, "room is True; it must be a valid integer"),
+        ({"max_records": 0}, "max_records is 0; it must be greater than or equal to 1"),
+        ({"max_records": "40"}, "max_records is '40'; it must be a valid integer"),
+        ({"max_records": True}, "max_records is True; it must be a valid integer"),
     ],
 )
 def test_a_wrong_key_is_named(node, more, message):
@@ -138,10 +129,10 @@ def test_bad_rows_are_told_once_and_point_to_the_data_check(node, tmp_path: Path
     assert capfd.readouterr().err == ""
 
 
-def test_a_room_that_is_too_small(node):
-    with pytest.raises(DataError, match="room is 19, and this site holds 20 persons; raise room, which is public"):
-        told({**node, "room": 19})
-    assert "room: 20 places" in told({**node, "room": 20})
+def test_max_records_that_are_too_few(node):
+    with pytest.raises(DataError, match="max_records is 19, and this site holds 20 persons; raise max_records"):
+        told({**node, "max_records": 19})
+    assert "max_records: 20 places" in told({**node, "max_records": 20})
 
 
 @pytest.fixture
@@ -158,51 +149,163 @@ def smooth(node, tmp_path: Path, monkeypatch) -> dict[str, Any]:
 
 def test_the_operator_is_told_which_engine_trains_and_what_would_make_it_faster(smooth):
     lines = told(smooth)
-    assert "room: not named: under Poisson sampling, records are never taken together" in lines
+    assert "max_records: not named: under Poisson sampling, records are never taken together" in lines
     assert "device: cpu" in lines
     assert "engine: generic (not native: " in lines
-    assert "faster: for traced: name room in the node-config" in lines
-    lines = told({**smooth, "room": 1000})
-    assert "room: 1000 places for records, a public number" in lines
+    assert "faster: for traced: set max_records in the node-config" in lines
+    lines = told({**smooth, "max_records": 1000})
+    assert "max_records: 1000 places for records, a public number" in lines
     assert "engine: traced (not native: " in lines
-    assert "name room" not in lines
+    assert "set max_records" not in lines
 
 
-@pytest.mark.parametrize("more", [{}, {"room": 40}])
+@pytest.mark.parametrize("more", [{}, {"max_records": 40}])
 def test_a_device_on_which_nothing_keeps_records_apart_is_refused_with_the_reason(smooth, monkeypatch, more):
     """As a GPU's generic engine declares it. The last of all engines takes every model: it must not slip through."""
     monkeypatch.setattr(trainer, "_TRAINERS", {})
     monkeypatch.setattr(PerExampleEngine, "separates_records", False)
     monkeypatch.setattr("fedspa.engine.traced.trace_engine", lambda *_, **__: Unsupported("it cannot"))
-    gpu = partial(decide, name="auto", device="cuda")
-
-    def there(name, module, like, device, threads, exact, task, isolation):
-        return gpu(module=module, like=like, threads=threads, exact=exact, task=task, isolation=isolation)
-
-    monkeypatch.setattr(trainer, "decide", there)
-    with pytest.raises(ConfigError, match=r"'generic' does not keep records apart on cpu:0; .*not stacked: .*on a GPU"):
+    monkeypatch.setattr("fedspa.runs.setup.decide", lambda request: decide(replace(request, device="cuda")))
+    with pytest.raises(ConfigError, match=r"'generic' does not keep records apart on cpu:0; .*not traced: .*"):
         told({**smooth, **more, "device": "cpu:0"})
 
 
-def test_a_site_trains_on_its_own_device(smooth, monkeypatch):
-    """Whatever engine the choice offers there, if it keeps records apart."""
-    asked = []
-
-    def watched(*given, **more):
-        asked.append((given[3], next(given[1].parameters()).device, more["isolation"]))
-        return decide(*given, **more)
-
-    monkeypatch.setattr(trainer, "_TRAINERS", {})
-    monkeypatch.setattr(trainer, "decide", watched)
-    assert "device: cpu:0" in told({**smooth, "room": 40, "device": "cpu:0"})
-    assert asked == [(torch.device("cpu:0"), torch.device("cpu"), "fixed-slot")]
+# What one record at a site holds never shows in what another adds, to the bit, nor in whether the site answers.
 
 
-def test_an_accepted_loss_stands_beside_what_was_spent(node, tmp_path: Path):
-    ledger = tmp_path / "ledger.sqlite"
-    anchor_path(ledger).unlink()
-    accept_loss(ledger, 0)
-    (loss,) = [found for found in check.check_node(node) if "lost" in found.detail]
-    assert (loss.subject, loss.passed) == ("ledger", None)
-    assert "an unknown number of entries behind entry 0 may be lost" in loss.detail
-    assert "no ε counts them" in loss.detail
+def load(monkeypatch: pytest.MonkeyPatch, made: Any, classes: int | None = None, **how: bool) -> site_records.Records:
+    monkeypatch.setattr(site_records, "_call", lambda *_: made)
+    return site_records.load({"data": "a:b"}, classes, **how)
+
+
+def test_a_bad_image_leaves_the_others_their_bits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Images are often turned from channels last, and where one is bad all are copied."""
+    images, y = np.random.default_rng(0).normal(size=(6, 8, 8, 3)).astype(np.float32), np.arange(6) % 4
+    spoilt = images.copy()
+    spoilt[5, 0, 0, 0] = np.nan
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Conv2d(3, 16, 3), nn.ReLU(), nn.Conv2d(16, 8, 3), nn.Flatten(), nn.Linear(128, 4))
+    theta = nn.utils.parameters_to_vector(module.parameters()).detach()
+    rows: list[Tensor] = []
+    for some in (images, spoilt):
+        own = load(monkeypatch, (some.transpose(0, 3, 1, 2), y), 4)
+        x, labels = (taken(tree, torch.tensor([0, 3])) for tree in (own.x, own.y))
+        rows.append(torch.cat(list(PerExampleEngine(module).rows(theta, x, labels, None))))
+    assert rows[0].isfinite().all()
+    assert torch.equal(*rows)
+
+
+IDS: list[list[Any]] = [["ann", "bob", *[None] * 4], ["ann", "bob", *[float("nan")] * 4], ["ann", "bob", *[""] * 4]]
+
+
+@pytest.mark.parametrize("ids", IDS)
+@pytest.mark.parametrize("dtype", [np.int64, np.bool_, np.float32])
+def test_a_record_without_an_id_is_in_no_persons_example(monkeypatch: pytest.MonkeyPatch, ids, dtype) -> None:
+    """Its person may be among the others. No filling would keep it out of a release for every model: some take any
+    whole number, and no truth value is a bad one."""
+    made = np.arange(18).reshape(6, 3).astype(dtype), np.zeros(6), ids
+    monkeypatch.setattr(site_records, "_call", lambda *_: made)
+    site._own_records.cache_clear()
+    node = (("agent", f"{ids} {dtype}"), ("data", "a:b"), ("model", "a:b"), ("task", "regression"))
+    persons = site._grouped(node, None, 8)
+    assert isinstance(persons.x, dict)
+    assert persons.x["count"].tolist() == [1, 1]
+    assert persons.x["records"].tolist() == made[0][:2, None].tolist()
+
+
+def test_where_no_record_has_an_id_nobody_is_protected(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(site_records, "_call", lambda *_: (np.zeros((2, 3)), np.zeros(2), [None, None]))
+    with pytest.raises(DataError, match="no record says whose it is"):
+        site._grouped((("agent", "nobody"), ("data", "a:b"), ("task", "regression")), None, 8)
+
+
+def test_a_long_id_costs_the_others_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As an array of texts these would be 80 GB."""
+    own = load(monkeypatch, (np.zeros((1000, 3)), np.zeros(1000), [*["ann"] * 999, "b" * 20_000_000]))
+    assert own.persons is not None
+    assert own.persons.tolist() == [0] * 999 + [1]
+
+
+class Anything(nn.Module):
+    """Takes whatever it is given."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.last = nn.Linear(3, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = self.last(x.float().nan_to_num())
+        return found
+
+
+TARGETS: dict[str, tuple[int | None, int, Any, Any]] = {
+    "classification": (3, 3, np.array([0, 1, 2]), 7),
+    "binary": (None, 1, np.array([0, 1, 1]), 7),
+    "multi-label": (None, 2, np.array([[0, 1], [1, 1], [1, 0]]), 7),
+    "regression": (None, 1, np.array([0.5, 1, 2]), np.nan),
+}
+
+
+@pytest.mark.parametrize("task", TARGETS)
+@pytest.mark.parametrize("dtype", [np.int64, np.bool_, np.float32])
+def test_a_bad_record_counts_as_zero_even_where_the_model_takes_anything(monkeypatch, task, dtype) -> None:
+    classes, width, y, strange = TARGETS[task]
+    y = y.copy()
+    y[1] = strange
+    own = load(monkeypatch, (np.arange(9).reshape(3, 3).astype(dtype), y), classes, integers=True)
+    learned = resolve(task, own.y, classes, None)
+    own = site_records.settled(own, learned, "data")
+    assert own.bad == (1,)
+    module = Anything(width)
+    theta = nn.utils.parameters_to_vector(module.parameters()).detach()
+    (rows,) = PerExampleEngine(module, learned).rows(theta, own.x, own.y, None)
+    assert rows.isfinite().all(dim=1).tolist() == [True, False, True]
+
+
+LISTS: list[tuple[Any, Any]] = [
+    ([0, 1, 1], [0, 1, None]),
+    ([0, 1, 1], [0, 1, 0.5]),
+    ([0, 1, 1], [0, 1, 2**70]),
+    ([True, False, True], [True, False, 2]),
+    ([[0, 1], [1, 1], [1, 0]], [[0, 1], [1, 1], [None, 0]]),
+]
+
+
+@pytest.mark.parametrize(("targets", "odd"), LISTS)
+def test_one_target_in_a_list_does_not_decide_the_type_of_the_others(monkeypatch, targets, odd) -> None:
+    kept = [load(monkeypatch, (np.zeros((3, 2)), some), integers=True).y for some in (targets, odd)]
+    assert all(isinstance(y, Tensor) and y.dtype == torch.float32 for y in kept)
+    assert taken(kept[0], slice(2)).tolist() == taken(kept[1], slice(2)).tolist()
+
+
+@pytest.mark.parametrize("kind", ["Int64", None])
+def test_a_column_of_a_frame_does_not_say_its_type(monkeypatch: pytest.MonkeyPatch, kind: str | None) -> None:
+    pandas = pytest.importorskip("pandas")
+    for last in (1, None):
+        x = {"age": pandas.Series([4, 5, last], dtype=kind)}
+        with pytest.raises(DataError, match="is a Series; give an array or tensor, whose type says what it holds"):
+            load(monkeypatch, (x, np.zeros(3)), integers=True)
+
+
+@pytest.mark.parametrize("bad", [(), (7,), (0, 999), tuple(range(500, 520))])
+def test_a_bad_target_takes_hardly_longer_to_read(monkeypatch: pytest.MonkeyPatch, bad: tuple[int, ...]) -> None:
+    """Reading comes before any payment, and a server may time it as often as it likes: one label that is neither 0 nor
+    1 used to have a thousand records read one by one."""
+    y = np.zeros((1000, 2), dtype=np.float32)
+    y[::3, 1], y[list(bad), 0] = 1, 0.5
+    own = load(monkeypatch, (np.ones((1000, 3), dtype=np.float32), y))
+    task, calls = resolve("multi-label", own.y, None, None), 0
+
+    def counted(some: Any, what: str) -> Any:
+        nonlocal calls
+        calls += 1
+        return type(task).targets(task, some, what)
+
+    monkeypatch.setattr(task, "targets", counted)
+    found = site_records.settled(own, task, "data")
+    assert found.bad == bad
+    assert calls <= 1 + 22 * len(bad)
+    good = np.setdiff1d(np.arange(1000), bad)
+    assert isinstance(found.y, Tensor)
+    assert np.array_equal(found.y[good], y[good])
+    assert bool(found.y[list(bad)].isnan().all())

@@ -11,9 +11,18 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import torch
+from safetensors.torch import load_file
+
+import fedspa
 from fedspa.agent.ledger.ledger import Ledger
 from fedspa.errors import ConfigError
+from fedspa.examples import Examples, blank
+from fedspa.flower import trainer
+from fedspa.flower.settings import read_config
 from fedspa.flower.site import read_site
+from fedspa.flower.trainer import SiteExamples
+from fedspa.learning.tasks import Classification
 
 from .local_grid import DEPLOYMENT, POLICY, LocalGrid
 
@@ -22,7 +31,7 @@ STORIES = """
 import numpy as np
 import torch
 from torch import nn
-from fedspa.data.given import from_arrays
+from fedspa.data.adapters import from_arrays
 
 
 def drawn(node):
@@ -250,3 +259,65 @@ def test_what_a_node_config_may_not_say(federation, key, value, said) -> None:
     node = federation({}, data="stories:numbers", **{"task": "regression", key: value}).nodes[100]
     with pytest.raises(ConfigError, match=said):
         read_site(node, {})
+
+
+# Sites whose model has a frozen body: the simulator's bits, features once per process, no word about a record.
+
+FROZEN = {"model.name": "frozen_nets:chain", "algorithm.compression": 0.2}
+
+
+PERSONS = {"data.name": "small_records:visits", "data.person": "patient", "data.person_records": 3}
+
+
+@pytest.fixture(autouse=True)
+def _fresh(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trainer, "_TRAINERS", {})
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [{}, PERSONS | {"model.name": "frozen_nets:wide", "algorithm.batch": 10}],
+    ids=["records", "persons"],
+)
+def test_same_bits_as_the_simulator(simulation, train, tmp_path: Path, overrides: dict[str, Any]) -> None:
+    simulation.run_config |= FROZEN | {"federation.rounds": 2} | overrides
+    summary = train(simulation)
+    assert "the frozen body" in summary["engine_reason"]
+    config, _ = read_config(simulation.run_config | {"run.out": str(tmp_path / "twin")})
+    twin = fedspa.run(config)
+    ours, theirs = (load_file(tmp_path / name / "model.safetensors") for name in ("run", "twin"))
+    assert ours.keys() == theirs.keys()
+    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+    assert (tmp_path / "run/metrics.jsonl").read_text() == (tmp_path / "twin/metrics.jsonl").read_text()
+    same = twin.summary.keys() - {"seconds"}
+    assert {key: summary[key] for key in same} == {key: twin.summary[key] for key in same}
+
+
+def test_whether_there_is_a_split_does_not_depend_on_the_records(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A split rounds otherwise than the whole: were it made for few records only, one more would change all others."""
+    monkeypatch.setattr("fedspa.learning.features.MEMORY", 100)
+    monkeypatch.setattr("shutil.disk_usage", lambda folder: pytest.fail("a site asked how much room there is"))
+    record = blank((1, 8, 8))
+    found = trainer.trainer_for("frozen_nets:chain", record, Classification(10), None, "auto", 1, False)
+    x, y = torch.randn(50, 1, 8, 8, generator=torch.Generator().manual_seed(0)), torch.arange(50) % 10
+    assert found.examples(SiteExamples(Examples(x, y), None, record, None), strict=False).x.shape == (50, 144)
+
+
+def test_a_deployed_site_draws_what_the_server_drew(deployment, train) -> None:
+    for node in deployment.nodes.values():
+        node |= {"model": "frozen_nets:drawn"}
+    changed = FROZEN | {"model.name": "frozen_nets:drawn", "run.seed": 3, "federation.rounds": 1}
+    summary = train(deployment, **{key.replace(".", "__"): value for key, value in changed.items()})
+    assert summary["dropped"] == {}
+
+
+def test_a_site_with_another_body_refuses_before_it_pays(deployment, train) -> None:
+    first, *others = deployment.nodes.values()
+    first |= {"model": "frozen_nets:drawn"}  # where the server loads a chain
+    for node in others:
+        node |= {"model": "frozen_nets:chain"}
+    changed = FROZEN | {"run.seed": 3, "flower.quorum": 1, "federation.rounds": 1}
+    summary = train(deployment, **{key.replace(".", "__"): value for key, value in changed.items()})
+    assert set(summary["dropped"]) == {"refused-terms"}
+    with Ledger.open(Path(first["ledger"]), create=False) as ledger:
+        assert ledger.spent(first["agent"]) == {}

@@ -43,14 +43,6 @@ def test_the_digest_of_an_app_is_that_of_its_bundle(tmp_path):
     assert digest_of(app) == digest_of(bundle) == hashlib.sha256(bundle.read_bytes()).hexdigest()
 
 
-def test_what_is_no_app(tmp_path):
-    (tmp_path / "empty.fab").touch()
-    (tmp_path / "notes.fab").write_bytes(b"not a bundle" * 40)
-    for folder in (tmp_path, tmp_path / "nothing", tmp_path / "empty.fab", tmp_path / "notes.fab"):
-        with pytest.raises(ConfigError, match=r"is no Flower app|name the folder of an app"):
-            digest_of(folder)
-
-
 class Unpacked(Exception):
     """Flower went on with the app."""
 

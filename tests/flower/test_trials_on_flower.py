@@ -9,7 +9,6 @@ pytest.importorskip("flwr", reason="needs the extra: pip install 'fedspa[flower]
 from collections import Counter
 
 import numpy as np
-import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord
 
 from fedspa.agent.ledger.ledger import Ledger
@@ -18,7 +17,7 @@ from fedspa.errors import ConfigError, FedspaError
 from fedspa.flower.terms import TermsError, from_record
 
 from .test_resume import Killed, die_in_round, honest
-from .test_strategy import SUMMED, TRIALS, theta
+from .test_strategy import SUMMED, TRIALS
 
 CHOSEN = {key.replace(".", "__"): value for key, value in TRIALS.items()} | {"algorithm__batch": 20}
 SCORED = 2  # the round in which two trials of a round each are scored
@@ -102,18 +101,6 @@ def test_no_scores_are_asked_for_where_only_sums_are_seen(simulation, train):
     with pytest.raises(ConfigError, match="agents cannot score"):
         train(simulation, **CHOSEN | sums, algorithm__mask="shared")
     assert not simulation.sent
-
-
-@pytest.mark.parametrize("t", [0, SCORED])
-def test_killed_and_resumed_it_ends_in_the_same_bits(simulation, train, tmp_path, t):
-    die_in_round(simulation, t, 1)
-    with pytest.raises(Killed):
-        train(simulation, **CHOSEN)
-    simulation.fault = honest
-    resumed = train(simulation, flower__resume=True)
-    whole = train(simulation, flower__resume=False, run__out=str(tmp_path / "whole"))
-    assert torch.equal(theta(tmp_path / "run"), theta(tmp_path / "whole"))
-    assert resumed["tuning"] == whole["tuning"]
 
 
 def test_what_a_trial_spends_stops_an_agent_whose_budget_ends(deployment, train, tmp_path):

@@ -1,8 +1,7 @@
-"""The guard's promises: paid on the disk before the body runs, refused where the cap has no room, one ledger."""
+"""The guard's promises: paid on the disk before the body runs, refused if the cap would be exceeded, one ledger."""
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shutil
@@ -15,23 +14,20 @@ from pathlib import Path
 
 import dp_accounting
 import pytest
-from typer.testing import CliRunner
 
 import fedspa
 import fedspa.guard
 from fedspa.agent.ledger.ledger import Ledger
-from fedspa.agent.ledger.report import accept_loss, export, summary, verify
+from fedspa.agent.ledger.report import accept_loss, export, verify
 from fedspa.agent.policy import Policy, PolicyRefusal
-from fedspa.cli.ledger import app
 from fedspa.errors import BudgetError, ConfigError, LedgerError, PrivacyError
 from fedspa.guard import Guard
 from fedspa.guard.guard import UNSEEN
 from fedspa.mechanisms.gaussian.event import GaussianEvent
 from fedspa.privacy.accounting import epsilon
-from fedspa.privacy.cap import shown
 
 EVENT = GaussianEvent("poisson", 20, 200, 10, 2.0)
-ONE = 1.05 * epsilon({EVENT: 1}, 1e-3, neighbours="add-remove")  # a cap with room for one of them
+ONE = 1.05 * epsilon({EVENT: 1}, 1e-3, neighbours="add-remove")  # a cap that covers one of them
 GAUSSIAN = dp_accounting.GaussianDpEvent(4.0)
 
 
@@ -63,16 +59,16 @@ def test_a_refusal_writes_nothing(path: Path, guarded: Callable[..., Guard]) -> 
 
 def test_a_killed_process_has_spent(path: Path, guarded: Callable[..., Guard], tmp_path: Path) -> None:
     """Between the reservation and the end of the body."""
-    told = tmp_path / "told"
+    stated = tmp_path / "stated"
     child = os.fork()
     if child == 0:
         try:
             with guarded(ONE).spend(EVENT):
-                told.touch()
+                stated.touch()
                 time.sleep(60)
         finally:
             os._exit(1)
-    while not told.exists():
+    while not stated.exists():
         time.sleep(0.005)
     os.kill(child, signal.SIGKILL)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
@@ -82,42 +78,10 @@ def test_a_killed_process_has_spent(path: Path, guarded: Callable[..., Guard], t
         pytest.fail("the body ran")
 
 
-def test_of_two_processes_that_want_the_last_of_a_budget_one_gets_it(path: Path, guarded: Callable[..., Guard]) -> None:
-    guard = guarded(ONE)  # opened before the fork: it holds no connection
-    children = []
-    for _ in range(2):
-        child = os.fork()
-        if child == 0:
-            code = 3
-            try:
-                with guard.spend(EVENT):
-                    code = 0
-            except BudgetError:
-                code = 1
-            finally:
-                os._exit(code)
-        children.append(child)
-    ends = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
-    assert sorted(ends) == [0, 1]
-    assert len(export(path)["entries"]) == 1
-    assert verify(path) == []
-
-
 def test_a_budget_that_another_tool_spent_is_spent_here(path: Path, guarded: Callable[..., Guard]) -> None:
     with Ledger.open(path, create=False) as ledger:  # as fedspa's own agent does
         ledger.reserve("north", EVENT, "a-federated-run", "round-1", cap=guarded(ONE).cap, announced=1)
     with pytest.raises(BudgetError), guarded(ONE).spend(EVENT):
-        pytest.fail("the body ran")
-
-
-def test_a_named_message_is_paid_for_once(guarded: Callable[..., Guard]) -> None:
-    guard = guarded(run="study")
-    with guard.spend(EVENT, message="epoch-1"):
-        pass
-    with (
-        pytest.raises(LedgerError, match="was paid for before, and may have run"),
-        guard.spend(EVENT, message="epoch-1"),
-    ):
         pytest.fail("the body ran")
 
 
@@ -150,7 +114,7 @@ def test_what_is_composed_of_several_is_paid_together_or_not_at_all(path: Path, 
     both = dp_accounting.ComposedDpEvent([GAUSSIAN, dp_accounting.GaussianDpEvent(0.25)])
     with pytest.raises(BudgetError), guarded().spend(both):
         pytest.fail("the body ran")
-    with pytest.raises(BudgetError, match="no room for 1 spends of 2 mechanisms"):
+    with pytest.raises(BudgetError, match="cannot afford 1 spends of 2 mechanisms"):
         guarded().require(both)
     assert export(path)["entries"] == []
     guard = guarded(1e4)
@@ -227,14 +191,6 @@ def forged(path: Path, *statements: str) -> None:
     connection.close()
 
 
-def test_a_forged_ledger_is_refused(path: Path, guarded: Callable[..., Guard]) -> None:
-    with guarded().spend(EVENT):
-        pass
-    forged(path, "UPDATE total SET count = 0")
-    with pytest.raises(LedgerError, match="damaged"):
-        guarded()
-
-
 def test_a_cheaper_event_put_into_an_entry_is_found(path: Path, guarded: Callable[..., Guard]) -> None:
     with guarded().spend(EVENT):
         pass
@@ -290,37 +246,14 @@ def test_a_policy_holds_for_others_too(path: Path, limits: dict[str, object], co
     assert refused.value.code == code
 
 
-def test_a_policy_bounds_the_entries_of_a_run(path: Path) -> None:
-    guard = fedspa.guard.open(path, agent="north", policy=POLICY)
-    assert guard.cap == POLICY.cap
-    for _ in range(2):
-        with guard.spend(EVENT):
-            pass
-    with pytest.raises(PolicyRefusal, match="3 participations, at most 2"), guard.spend(EVENT):
-        pytest.fail("the body ran")
-
-
-def test_what_it_says_of_itself(path: Path, guarded: Callable[..., Guard]) -> None:
-    guard = guarded()
-    with guard.spend(EVENT, noise="seeded"):
-        pass
-    told = str(guard)
-    assert told.startswith(
-        f"agent 'north': ε = {shown(guard.total().epsilon)} of 3 spent in 1 entries, for each record ("
-    )
-    assert "THE NOISE WAS SEEDED" in told
-    (agent,) = summary(path, delta=1e-3, neighbours="add-remove", cap=guard.cap).agents
-    assert agent.epsilon == guard.total().epsilon
-
-
 def test_figures_never_understate_what_was_spent(guarded: Callable[..., Guard]) -> None:
     """Figures to the nearest would, each about every second time."""
     guard = guarded(1.0, 1e-5)
     with guard.spend(dp_accounting.GaussianDpEvent(10.0)):
         pass
     spent = guard.total().epsilon
-    (told,) = re.findall(r"ε = ([\d.]+) of 1 spent", str(guard))
-    assert spent <= float(told) < spent + 1e-3
+    (stated,) = re.findall(r"ε = ([\d.]+) of 1 spent", str(guard))
+    assert spent <= float(stated) < spent + 1e-3
     with pytest.raises(BudgetError) as refused:
         guard.require(EVENT)
     ((left, of, after),) = re.findall(r"ε = ([\d.]+) left: ([\d.]+) of its .* to ([\d.]+) \(", str(refused.value))
@@ -345,17 +278,3 @@ def test_what_was_lost_is_told_with_every_total(path: Path, guarded: Callable[..
     assert "1 entries behind entry 1 may be lost" in str(loss)
     assert str(loss) in str(guard)
     assert guard.total().by.endswith(f"; {loss}")
-
-
-def test_show_names_the_tools(path: Path, guarded: Callable[..., Guard]) -> None:
-    with guarded(run="count").spend(EVENT):
-        pass
-    guarded(run="net").train(lambda: None, EVENT)()
-    for number in range(10):
-        guarded(run=f"again-{number}").pay(GAUSSIAN, tool="opacus")
-    said = CliRunner().invoke(app, ["show", str(path), "--cap", "30"]).stdout
-    assert "… 2 earlier runs (--json has them)" in said
-    assert "guard:count" not in said
-    assert "run opacus:again-9: 1 rounds, 20" in said
-    only = CliRunner().invoke(app, ["show", str(path), "--agent", "north", "--json"]).stdout
-    assert [run["run"] for run in json.loads(only)["agents"][0]["runs"]][:2] == ["guard:count", "train:net"]

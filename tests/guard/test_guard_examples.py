@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import doctest
 import os
 import re
 import runpy
@@ -13,13 +12,12 @@ from pathlib import Path
 
 import pytest
 
-import fedspa.guard
 from fedspa.agent.ledger.report import verify
 
 ROOT = Path(__file__).parents[2]
 
 
-def played(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+def run_example(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "FLWR_TELEMETRY_ENABLED": "0"}
     return subprocess.run([sys.executable, *words], cwd=folder, env=environment, capture_output=True, text=True)
 
@@ -61,7 +59,7 @@ def test_a_stock_opacus_loop(
 def test_a_stock_flower_app(tmp_path: Path) -> None:
     pytest.importorskip("flwr")
     folder = copied("guard-flower", tmp_path)
-    run = played(folder, "play.py")
+    run = run_example(folder, "play.py")
     assert run.returncode == 0, run.stderr
     lines = run.stdout.splitlines()
     assert lines.count("north train: answered") == lines.count("south train: answered") == 5
@@ -83,12 +81,3 @@ def test_the_page_runs_as_it_stands(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     exec(block, {"train": lambda: trained.append(True)})
     assert trained == [True]
     assert verify("ledger.sqlite") == []
-
-
-@pytest.mark.parametrize("name", fedspa.guard.__all__)
-def test_what_help_shows_runs(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    said: list[str] = []
-    for found in doctest.DocTestFinder().find(getattr(fedspa.guard, name), name, globs={}):
-        runner = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS)
-        assert runner.run(found, out=said.append).failed == 0, "".join(said)

@@ -21,7 +21,7 @@ from flwr.supercore.task_identity import TaskIdentity
 from fedspa.agent.ledger.report import export
 from fedspa.guard import Guard, flower_mod
 from fedspa.mechanisms.gaussian.event import GaussianEvent
-from fedspa.privacy.cap import shown
+from fedspa.privacy.budget import shown
 
 EVENT = GaussianEvent("poisson", 20, 200, 10, 2.0)
 POLICY = """

@@ -7,7 +7,6 @@ import os
 import pickle
 from collections import Counter
 from collections.abc import Callable, Iterable
-from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -16,10 +15,9 @@ import pytest
 import torch
 
 from fedspa.agent.ledger.report import export
-from fedspa.errors import BudgetError, ConfigError, PrivacyError
+from fedspa.errors import BudgetError, PrivacyError
 from fedspa.guard import Guard
 from fedspa.guard.opacus import _chance
-from fedspa.privacy.accounting import epsilon
 
 from .loops import BATCH, RECORDS, Loop, real
 
@@ -115,17 +113,6 @@ def test_noise_that_is_lowered_after_wrapping_is_paid_for(
     assert spent(path) == {(2, 2.0): 1, (2, 1.0): 1}
 
 
-def test_more_noise_than_was_paid_for_needs_no_new_entry(
-    path: Path, guarded: Callable[..., Guard], loop: Callable[..., Loop]
-) -> None:
-    found = loop()
-    guarded().optimizer(found.optimizer, found.loader, epochs=1)
-    found.step()
-    found.optimizer.noise_multiplier = 3.0
-    found.step()
-    assert spent(path) == {(EPOCH, 2.0): 1}
-
-
 def test_a_clip_that_shrinks_between_clipping_and_noise_is_seen(
     path: Path, guarded: Callable[..., Guard], loop: Callable[..., Loop]
 ) -> None:
@@ -196,17 +183,6 @@ def test_a_sum_is_cleared_before_the_next_batch(guarded: Callable[..., Guard], l
     found.batch()
     with pytest.raises(PrivacyError, match=r"take a step and then zero_grad\(\) for each whole batch"):
         found.optimizer.step()
-
-
-def test_small_batches_may_repeat_by_chance(
-    path: Path, guarded: Callable[..., Guard], loop: Callable[..., Loop], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Three records of 200 at rate 0.1 are drawn again once in 10¹² times, which is no proof."""
-    found = loop()
-    monkeypatch.setattr(type(found.loader.batch_sampler), "__iter__", lambda _: iter([[1, 2, 3]] * EPOCH))
-    guarded(50.0).optimizer(found.optimizer, found.loader, epochs=1)
-    found.step(EPOCH)
-    assert spent(path) == {(EPOCH, 2.0): 1}
 
 
 def test_the_parts_of_a_batch_are_one_step(path: Path, guarded: Callable[..., Guard]) -> None:
@@ -318,7 +294,7 @@ def test_clipping_by_layer_has_the_norm_of_its_bounds(
     ("given", "match"),
     [
         ({"poisson": False}, "no Poisson sampling"),
-        ({"rand_on_empty": True}, "made-up record"),
+        ({"rand_on_empty": True}, "synthetic record"),
         ({"mode": "ghost"}, "DPOptimizerFastGradientClipping is not accepted: .* cannot show that they were clipped"),
     ],
 )
@@ -343,29 +319,9 @@ def test_adaptive_clipping_and_several_machines_are_refused(guarded: Callable[..
         guarded().optimizer(DistributedDPOptimizer([], 1.0, 1.0, BATCH), found.loader, epochs=1)
 
 
-def test_what_is_not_of_opacus_is_told_what_to_do(guarded: Callable[..., Guard], loop: Callable[..., Loop]) -> None:
-    plain = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1)
-    with pytest.raises(PrivacyError, match="a SGD is no optimiser of Opacus; give what make_private returns"):
-        guarded().optimizer(plain, loop().loader, epochs=1)
-
-
 def test_a_loader_of_another_optimiser_is_refused(guarded: Callable[..., Guard], loop: Callable[..., Loop]) -> None:
     with pytest.raises(PrivacyError, match="expects batches of 20, the loader draws 16 on average"):
         guarded().optimizer(loop().optimizer, loop(records=50).loader, epochs=1)
-
-
-def test_what_else_is_asked_of_the_two(guarded: Callable[..., Guard], loop: Callable[..., Loop]) -> None:
-    found = loop()
-    for given in ({"epochs": 0}, {"epochs": 1, "block": 0}, {"epochs": 1.5}):
-        with pytest.raises(ConfigError, match="must be a whole number of at least 1"):
-            guarded().optimizer(found.optimizer, found.loader, **given)  # type: ignore[arg-type]
-    with pytest.raises(PrivacyError, match=r"δ = 0.01 promises nothing to 200 records; set it below 1/200"):
-        guarded(3.0, 0.01).optimizer(found.optimizer, found.loader, epochs=1)
-    with pytest.raises(PrivacyError, match="protects each record, and the guard's unit is the person"):
-        guarded(unit="person").optimizer(found.optimizer, found.loader, epochs=1)
-    guarded().optimizer(found.optimizer, found.loader, epochs=1)
-    with pytest.raises(PrivacyError, match="guarded already"):
-        guarded().optimizer(found.optimizer, found.loader, epochs=1)
 
 
 def test_noise_is_secure_where_no_generator_has_a_seed(
@@ -405,9 +361,18 @@ def test_draws_of_torch_have_24_bits() -> None:
     assert torch.equal(drawn, drawn.round())
 
 
-def test_an_epoch_costs_what_its_steps_cost(guarded: Callable[..., Guard], loop: Callable[..., Loop]) -> None:
+def test_what_is_not_of_opacus_is_refused(guarded: Callable[..., Guard], loop: Callable[..., Loop]) -> None:
+    plain = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1)
+    with pytest.raises(PrivacyError, match="a SGD is no optimiser of Opacus; give what make_private returns"):
+        guarded().optimizer(plain, loop().loader, epochs=1)
+
+
+def test_another_unit_or_a_second_guard_is_refused(guarded: Callable[..., Guard], loop: Callable[..., Loop]) -> None:
     found = loop()
-    watched = guarded().optimizer(found.optimizer, found.loader, epochs=1)
-    event = watched._fedspa_guard.block_event()
-    one = epsilon({event: 1}, 1e-5, neighbours="add-remove")
-    assert one == epsilon({replace(event, steps=1): EPOCH}, 1e-5, neighbours="add-remove")
+    with pytest.raises(PrivacyError, match=r"δ = 0.01 promises nothing to 200 records; set it below 1/200"):
+        guarded(3.0, 0.01).optimizer(found.optimizer, found.loader, epochs=1)
+    with pytest.raises(PrivacyError, match="protects each record, and the guard's unit is the person"):
+        guarded(unit="person").optimizer(found.optimizer, found.loader, epochs=1)
+    guarded().optimizer(found.optimizer, found.loader, epochs=1)
+    with pytest.raises(PrivacyError, match="guarded already"):
+        guarded().optimizer(found.optimizer, found.loader, epochs=1)

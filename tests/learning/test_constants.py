@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from frozen_nets import Adapted, FrozenLast, TwoInputs, chain, drawn, frozen, seeded
+from frozen_nets import TwoInputs, chain, drawn, frozen, seeded
 from torch import nn
 
 from fedspa.learning.flat import NUMBERS, alike, sketch
@@ -17,7 +17,7 @@ def test_a_module_that_learns_all_has_none() -> None:
     assert not alike((), sketch(chain()))
 
 
-@pytest.mark.parametrize("make", [chain, Adapted, FrozenLast, TwoInputs])
+@pytest.mark.parametrize("make", [chain, TwoInputs])
 def test_the_same_values_give_the_same_numbers_whatever_is_learned(make: type[nn.Module]) -> None:
     module, again = make(), make()
     with torch.no_grad():
@@ -36,7 +36,13 @@ def test_another_draw_is_another_body() -> None:
     assert not any(alike(a, b) for i, a in enumerate(made) for b in made[:i])
 
 
-@pytest.mark.parametrize("change", [lambda v: v * 1.05, lambda v: -v, lambda v: v.flip(0), lambda v: v + 0.01])
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda v: v * 1.05,
+        lambda v: v.flip(0),
+    ],
+)
 def test_changed_values_are_noticed(change) -> None:
     module = frozen(nn.Linear(64, 64))
     before = sketch(module)
@@ -60,19 +66,6 @@ def test_a_mask_hides_no_weights(value: float) -> None:
         made.append(sketch(module))
     assert all(torch.tensor(each).isfinite().all() for each in made)
     assert not alike(*made)
-
-
-def test_buffers_of_any_kind_count() -> None:
-    module = nn.Linear(2, 2)
-    module.register_buffer("places", torch.arange(9), persistent=False)
-    module.register_buffer("turns", torch.polar(torch.ones(5), torch.arange(5.0)))
-    module.register_buffer("on", torch.ones(3, dtype=torch.bool))
-    before = sketch(module)
-    for name in ("places", "turns", "on"):
-        kept = module.get_buffer(name).clone()
-        module.get_buffer(name)[1] = 0
-        assert not alike(before, sketch(module)), name
-        module.get_buffer(name).copy_(kept)
 
 
 def test_the_signs_are_those_of_every_machine() -> None:

@@ -10,7 +10,8 @@ from frozen_nets import Adapted, Detached, FrozenLast, Residual, Tied, TwoInputs
 from torch import Tensor, nn
 
 from fedspa.engine import native
-from fedspa.examples import Examples, Tree, blanks, count, leaves
+from fedspa.examples import Examples, Tree, count, leaves, zero_examples
+from fedspa.learning import backbone
 from fedspa.learning.backbone import Split, split
 from fedspa.learning.flat import FlatModel
 from fedspa.learning.forward import evaluating
@@ -33,7 +34,7 @@ def texts() -> Tree:
 
 
 def found(module: nn.Module, x: Tree, task: Task | None = None) -> Split | str:
-    return split(module, Examples(blanks(x), torch.zeros(1, dtype=torch.int64)), task or Classification(CLASSES))
+    return split(module, Examples(zero_examples(x), torch.zeros(1, dtype=torch.int64)), task or Classification(CLASSES))
 
 
 def found_split(module: nn.Module, x: Tree) -> Split:
@@ -54,7 +55,7 @@ def require_equal(module: nn.Module, made: Split, x: Tree) -> None:
     features = made.features(x)
     for at in (theta, theta + 0.1 * torch.randn(theta.shape, generator=torch.Generator().manual_seed(2))):
         torch.testing.assert_close(head.outputs(at, features), whole.outputs(at, x))
-        torch.testing.assert_close(head.gradients_alone(at, features, y), whole.gradients_alone(at, x, y))
+        torch.testing.assert_close(head.per_example_gradients(at, features, y), whole.per_example_gradients(at, x, y))
         torch.testing.assert_close(head.gradient(at, features, y), whole.gradient(at, x, y))
 
 
@@ -96,13 +97,10 @@ class Branching(Mixing):
 
 
 CUT: dict[str, tuple[Callable[[], nn.Module], Callable[[], Tree]]] = {
-    "chain": (chain, images),
     "residual": (Residual, images),
-    "dropout in eval mode": (lambda: Residual(0.5).eval(), images),
     "tied": (Tied, rows),
     "frozen behind": (FrozenLast, rows),
     "two inputs": (TwoInputs, texts),
-    "no_grad": (Detached, rows),
     "part of what is trained under no_grad": (lambda: Detached(part=True), rows),
     "in place on the frozen part": (Adapted, rows),
     "a number of the record behind": (Scaled, rows),
@@ -119,30 +117,6 @@ def test_the_split_is_the_whole(kind: str) -> None:
     require_equal(module, made, x())
     after = module.state_dict()
     assert all(torch.equal(before[name], after[name]) for name in before)
-
-
-def test_what_is_left_of_a_chain_runs_natively() -> None:
-    for module in (chain(), Residual().eval()):
-        made = found_split(module, images())
-        assert isinstance(made.like, Tensor)
-        assert made.like.shape == (1, 144)
-        assert native.supports(made.head, (144,)) is None
-        assert "runs once per record" in made.description
-
-
-def test_what_is_frozen_behind_stays_in_the_head() -> None:
-    names = [name for name, _ in found_split(FrozenLast(), rows()).head.named_parameters()]
-    assert [name.replace("trained.trained", "trained") for name in names] == [
-        *("unused", "trained.weight", "trained.bias"),
-        *("behind.weight", "behind.bias"),
-    ]
-
-
-def test_trained_weights_in_front_leave_nothing_to_take_out() -> None:
-    module = Tied()
-    module.shared.requires_grad_(True)  # the same tensors, used first and last
-    module.last.requires_grad_(False)
-    assert isinstance(found(module, rows()), str)
 
 
 def test_dropout_draws_and_ends_the_body() -> None:
@@ -187,13 +161,9 @@ def test_a_head_that_changes_features_in_place_gets_copies() -> None:
     assert all(map(torch.equal, kept, leaves(features)))
 
 
-@pytest.mark.parametrize(("module", "said"), [(Drawn(), "draws"), (Counting(), "something else")])
+@pytest.mark.parametrize(("module", "said"), [(Drawn(), "draws"), (Counting(), "what the whole module gives")])
 def test_what_cannot_be_taken_out(module: nn.Module, said: str) -> None:
     assert said in str(found(module, rows()))
-
-
-def test_nothing_frozen() -> None:
-    assert found(nn.Linear(16, 3), rows()) == ""
 
 
 def test_all_frozen_but_biases() -> None:
@@ -203,15 +173,9 @@ def test_all_frozen_but_biases() -> None:
     assert "nothing comes before" in str(found(module, rows()))
 
 
-def test_a_body_that_is_next_to_nothing() -> None:
-    module = nn.Sequential(nn.Embedding(20, 8), nn.Flatten(), nn.Linear(56, 30), nn.Tanh(), nn.Linear(30, 3))
-    frozen(module[0])
-    ids = torch.zeros(5, 7, dtype=torch.int64)
-    assert "0% of a forward pass" in str(found(module, ids))
-
-
-def test_features_that_are_too_large() -> None:
-    module = nn.Sequential(nn.Upsample(scale_factor=900), frozen(nn.Conv2d(1, 1, 1)), nn.Conv2d(1, 3, 1), nn.Flatten())
+def test_features_that_are_too_large(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(backbone, "_MOST_BYTES", 1000)
+    module = nn.Sequential(nn.Upsample(scale_factor=9), frozen(nn.Conv2d(1, 1, 1)), nn.Conv2d(1, 3, 1), nn.Flatten())
     assert "bytes of a record" in str(found(module, torch.zeros(2, 1, 4, 4)))
 
 
@@ -234,16 +198,8 @@ class TestTransformers:
         frozen(module.bert)
         made = found_split(module, texts())
         require_equal(module, made, texts())
-        assert made.like.shape == (1, 16)  # the pooled output, and no mask
+        assert made.example_spec.shape == (1, 16)  # the pooled output, and no mask
         assert native.supports(made.head, (16,)) is None
-
-    def test_dropout_in_training_mode(self) -> None:
-        module = bert().train()
-        frozen(module.bert)
-        assert "module.eval()" in str(found(module, texts()))
-        without = bert(hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0).train()
-        frozen(without.bert)
-        assert isinstance(found(without, texts()), Split)
 
     def test_adapters_in_the_last_layer(self) -> None:
         peft = pytest.importorskip("peft", reason="needs pip install peft")
@@ -260,10 +216,10 @@ class TestTransformers:
         assert not any("layer.0." in name for name, _ in made.head.named_parameters())
 
 
-@pytest.mark.parametrize(("inner", "split_"), [(4, False), (64, True)], ids=["little work", "much work"])
+@pytest.mark.parametrize(("inner", "split_"), [(4, False), (512, True)], ids=["little work", "much work"])
 def test_wide_features_must_save_work(inner: int, split_: bool) -> None:
     """Of 8,192 features a record of 4 bytes each: a narrow body makes them sooner than they are moved."""
-    body = nn.Sequential(nn.Linear(16, inner), nn.Tanh(), nn.Linear(inner, 8192), nn.Tanh(), nn.Linear(8192, 8192))
-    module = nn.Sequential((body if split_ else body[:4]).requires_grad_(False), nn.Linear(8192, CLASSES))
+    body = nn.Sequential(nn.Linear(16, inner), nn.Tanh(), nn.Linear(inner, 8192), nn.Tanh())
+    module = nn.Sequential(body.requires_grad_(False), nn.Linear(8192, CLASSES))
     made = found(module, rows())
     assert isinstance(made, Split) if split_ else "computed faster than moved" in str(made)

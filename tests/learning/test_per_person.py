@@ -7,9 +7,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fedspa.data.persons import blank_person, grouped
-from fedspa.engine.choose import choose
-from fedspa.engine.per_example import PerExampleEngine, float64_reference
+from fedspa.data.dataset import blank_person, grouped
+from fedspa.engine.choose import EngineRequest, choose
 from fedspa.errors import ConfigError, MixingWarning
 from fedspa.examples import Examples, blank, mapped
 from fedspa.learning.flat import FlatModel
@@ -50,8 +49,8 @@ def test_a_gradient_is_the_mean_over_the_persons_own_records(task: Task) -> None
     )
     records = FlatModel(module, task)
     theta = records.flatten().double()
-    found = FlatModel(module, PerPerson(task)).gradients_alone(theta, *examples)
-    each = records.gradients_alone(theta, x.double(), y.double() if y.is_floating_point() else y)
+    found = FlatModel(module, PerPerson(task)).per_example_gradients(theta, *examples)
+    each = records.per_example_gradients(theta, x.double(), y.double() if y.is_floating_point() else y)
     wanted = torch.stack([part.mean(dim=0) for part in each.split(COUNTS)])
     assert torch.allclose(found, wanted, rtol=1e-12, atol=1e-14)
     together = FlatModel(module, PerPerson(task)).gradient(theta, *examples)
@@ -69,33 +68,26 @@ def test_what_fills_up_a_person_is_never_looked_at() -> None:
         spoilt[person, count:] = torch.nan
     model = FlatModel(net(3), PerPerson(Classification(3)))
     theta = model.flatten()
-    clean = model.gradients_alone(theta, *examples)
-    assert torch.equal(model.gradients_alone(theta, {**examples.x, "records": spoilt}, examples.y), clean)
+    clean = model.per_example_gradients(theta, *examples)
+    assert torch.equal(model.per_example_gradients(theta, {**examples.x, "records": spoilt}, examples.y), clean)
     assert clean.isfinite().all()
-
-
-def test_engines_agree() -> None:
-    examples, _, _ = people(Classification(3))
-    task, module = PerPerson(Classification(3)), net(3)
-    theta = FlatModel(module).flatten()
-    rows = [
-        torch.cat(list(kind(module, task).rows(theta, *examples, None)))
-        for kind in (PerExampleEngine, float64_reference)
-    ]
-    assert torch.allclose(rows[0].double(), rows[1], rtol=1e-5, atol=1e-7)
 
 
 def test_a_model_is_tried_on_records() -> None:
     """That is what it takes: a model that mixes them, or fails, is named as it is for records."""
-    like, task = blank_person(blank((4,)), 3), PerPerson(Classification(3))
+    example_spec, task = blank_person(blank((4,)), 3), PerPerson(Classification(3))
     noisy = nn.Sequential(nn.Linear(4, 3), _Noisy())
-    for each in tried(like, task):
+    for each in tried(example_spec, task):
         assert not try_gradients(net(3), *each)
         assert try_gradients(noisy, *each)
     with pytest.warns(MixingWarning):
-        choose("generic", nn.Sequential(_Centred(), nn.Linear(4, 3)), like, "cpu", 1, False, task=task)
+        choose(
+            EngineRequest(
+                "generic", nn.Sequential(_Centred(), nn.Linear(4, 3)), example_spec, "cpu", 1, False, task=task
+            )
+        )
     with pytest.raises(ConfigError, match=r"made like \(4,\)"):
-        choose("generic", nn.Linear(5, 3), like, "cpu", 1, False, task=task)
+        choose(EngineRequest("generic", nn.Linear(5, 3), example_spec, "cpu", 1, False, task=task))
 
 
 @pytest.mark.filterwarnings("ignore::fedspa.errors.MixingWarning")
@@ -104,8 +96,11 @@ def test_a_model_is_tried_on_several_records_of_a_person() -> None:
     it, and the next person's gradient would hold what the last one left."""
     module, task = nn.Sequential(_Averaging(), nn.Linear(4, 3)), PerPerson(Classification(3))
     with pytest.raises(ConfigError, match=r"layer '0' \(_Averaging\) keeps something of one example for the next"):
-        choose("generic", module, blank_person(blank((4,)), 2), "cpu", 1, False, task=task)
-    assert choose("generic", module, blank_person(blank((4,)), 1), "cpu", 1, False, task=task).name == "generic"
+        choose(EngineRequest("generic", module, blank_person(blank((4,)), 2), "cpu", 1, False, task=task))
+    assert (
+        choose(EngineRequest("generic", module, blank_person(blank((4,)), 1), "cpu", 1, False, task=task)).name
+        == "generic"
+    )
 
 
 class _Averaging(nn.Module):
@@ -129,9 +124,3 @@ class _Centred(nn.Module):
 class _Noisy(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return x + torch.randn(x.shape)
-
-
-def test_held_out_records_are_measured_as_records() -> None:
-    measure = PerPerson(Classification(3)).measure()
-    measure.add(torch.eye(3), torch.tensor([0, 1, 0]))
-    assert measure.scores()["accuracy"] == pytest.approx(2 / 3)

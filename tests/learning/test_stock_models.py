@@ -8,17 +8,16 @@ from typing import Any
 
 import pytest
 import torch
-from stock import ARCHITECTURES, CLASSES, COUNT, LAYERS, Stock, floats, tokens
+from stock import ARCHITECTURES, COUNT, LAYERS, Stock, tokens
 from torch import Tensor, nn
 
 import fedspa
 from fedspa.engine import Unsupported
-from fedspa.engine.choose import choose
+from fedspa.engine.choose import EngineRequest, choose
+from fedspa.engine.local import LocalTask
 from fedspa.engine.per_example import PerExampleEngine, float64_reference
-from fedspa.engine.task import LocalTask
 from fedspa.engine.traced import trace_engine
-from fedspa.errors import ConfigError
-from fedspa.examples import Examples, Tree, blanks, each_alone, in_float64
+from fedspa.examples import Examples, Tree, in_float64, single_examples, zero_examples
 from fedspa.learning.flat import FlatModel
 from fedspa.learning.forward import outputs
 from fedspa.learning.tasks import CustomLoss, Task
@@ -37,7 +36,7 @@ def waves(module: nn.Module, example: Tree) -> Tensor:
 def alone_in_float64(module: nn.Module, task: Task, x: Tree, y: Tree) -> Tensor:
     """Per-example gradients by nothing but torch: a backward pass for each example."""
     exact, rows = copy.deepcopy(module).double(), []
-    for one, target in zip(each_alone(in_float64(x)), each_alone(in_float64(y))):
+    for one, target in zip(single_examples(in_float64(x)), single_examples(in_float64(y))):
         exact.zero_grad()
         task.loss(exact, one, target).backward()
         trained = [parameter for parameter in exact.parameters() if parameter.requires_grad]
@@ -48,11 +47,7 @@ def alone_in_float64(module: nn.Module, task: Task, x: Tree, y: Tree) -> Tensor:
 
 
 # What torch cannot map over examples, or what may fail for one of them.
-UNTRACED = {
-    *("Bilinear", "EmbeddingBag", "EmbeddingBag, max", "weight_norm", "orthogonal"),
-    *("RNN", "RNN, bidirectional", "GRU", "GRU of two layers", "LSTM", "LSTM, bidirectional, of two layers"),
-    *("LSTM with a projection", "LSTMCell", "LSTM tagger", "frozen GRU"),
-}
+UNTRACED = {"Bilinear", "EmbeddingBag, max", "weight_norm"}
 
 
 def same_gradients(name: str, module: nn.Module, task: Task, x: Tree, y: Tree) -> None:
@@ -66,7 +61,7 @@ def same_gradients(name: str, module: nn.Module, task: Task, x: Tree, y: Tree) -
     size = wanted.abs().amax(dim=1, keepdim=True)
     assert float(((reference - wanted).abs() / size).max()) < 1e-9
     assert float(((found.double() - wanted).abs() / size).max()) < 2e-5
-    traced = trace_engine(module, Examples(blanks(x), blanks(y)), task, 1)
+    traced = trace_engine(module, Examples(zero_examples(x), zero_examples(y)), task, 1)
     assert isinstance(traced, Unsupported) == (name in UNTRACED), traced
     if not isinstance(traced, Unsupported):
         together = torch.cat(list(traced.rows(theta, x, y, None)))
@@ -77,7 +72,8 @@ def one_private_round(module: nn.Module, task: Task, x: Tree, y: Tree) -> None:
     """By the engine that a run would take, with noise far below what is learned."""
     model = FlatModel(module, task)
     theta, d = model.flatten(), model.dimension
-    engine = choose("auto", module, Examples(blanks(x), blanks(y)), "cpu", 1, exact=False, task=task)
+    like = Examples(zero_examples(x), zero_examples(y))
+    engine = choose(EngineRequest("auto", module, like, "cpu", 1, exact=False, task=task))
     plan = GaussianPlan(d, d, "l2", 1.0, "fixed", COUNT, COUNT, 2, 1, 1e-3, "replace-one", 1e-3)
     (result,) = engine.train(theta, [LocalTask(x, y, None, 1.0, 0.05, plan, derive_key(bytes(32), "stock"))])
     assert result.zeroed == 0
@@ -98,19 +94,16 @@ def data_of(stock: Stock) -> fedspa.Dataset:
     return fedspa.from_arrays(*(2 * (stock.x(), stock.y())), name="stock")
 
 
-WHOLE_RUNS = {"BERT", "GPT-2", "ResNet", "U-Net"}
-
-
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_architectures(name: str, tmp_path: Path) -> None:
-    """Mended where they have BatchNorm; gradients are compared in eval mode, where dropout draws nothing."""
+    """Fixed where they have BatchNorm; gradients are compared in eval mode, where dropout draws nothing."""
     torch.manual_seed(0)
     stock = ARCHITECTURES[name]
     module = fedspa.fix(stock.make())
     data = data_of(stock)
     task = resolve(stock.task, data.train_y, data.classes, data.key)
     same_gradients(name, copy.deepcopy(module).eval(), task, data.train_x, data.train_y)
-    if name not in WHOLE_RUNS:
+    if name != "BERT":  # of which there is a whole run
         one_private_round(module.eval(), task, data.train_x, data.train_y)
         return
     config: dict[str, Any] = {
@@ -124,15 +117,6 @@ def test_architectures(name: str, tmp_path: Path) -> None:
     assert 0 < result.summary["epsilon"] <= 8.0
     assert result.metrics[0].loss > 0
     assert (result.folder / "report.html").exists()
-
-
-def test_frozen_parts_are_no_part_of_theta() -> None:
-    torch.manual_seed(0)
-    net = nn.Sequential(nn.Embedding(20, 4), nn.GRU(4, 4, batch_first=True))
-    net[0].requires_grad_(False)
-    task = CustomLoss(waves)
-    assert FlatModel(net, task).dimension == sum(p.numel() for p in net[1].parameters())
-    same_gradients("frozen GRU", net, task, tokens(), torch.zeros(COUNT))
 
 
 @pytest.mark.gpu
@@ -177,21 +161,3 @@ def test_tied_weights_count_once_and_have_the_gradient_of_all_their_places() -> 
     sums = alone_in_float64(apart, task, x, torch.zeros(COUNT))
     both = sums[:, : 20 * 4] + sums[:, -20 * 4 :]
     assert torch.allclose(alone_in_float64(net, task, x, torch.zeros(COUNT))[:, : 20 * 4], both)
-
-
-def test_a_lazy_module_is_refused_in_one_line_and_taken_once_a_record_went_through(tmp_path: Path) -> None:
-    torch.manual_seed(0)
-    data = data_of(Stock(lambda: nn.Identity(), floats(1, 6, 6)))
-    net = nn.Sequential(nn.LazyConv2d(2, 3), nn.ReLU(), nn.Flatten(), nn.LazyLinear(CLASSES))
-    config: dict[str, Any] = {
-        "federation": {"agents": 2, "rounds": 1, "per_round": 2},
-        "algorithm": {"compression": 1.0, "local_steps": 1, "batch": 2},
-        "privacy": {"epsilon": 8.0, "delta": 1e-3},
-        "run": {"out": str(tmp_path)},
-    }
-    with pytest.raises(ConfigError, match=r"'0' \(LazyConv2d\) has no sizes yet; .module\(example\)") as refusal:
-        fedspa.run(config, data=data, module=net)
-    assert "\n" not in str(refusal.value)
-    assert not list(tmp_path.iterdir())
-    net(torch.zeros(1, 1, 6, 6))
-    assert fedspa.run(config, data=data, module=net).summary["dimension"] == 2 * 9 + 2 + 32 * CLASSES + CLASSES

@@ -8,7 +8,7 @@ from threading import Barrier, Thread
 import pytest
 import torch
 
-from fedspa.learning.threads import one_example_a_time
+from fedspa.learning.forward import one_example_a_time
 
 
 @pytest.fixture(autouse=True)

@@ -12,16 +12,14 @@ import torch
 import unsound_modules as zoo
 from torch import Tensor, nn
 
-from fedspa.engine import EngineName, native, stacked
-from fedspa.engine.choose import choose
+from fedspa.engine import EngineName, native
+from fedspa.engine.choose import EngineRequest, choose
+from fedspa.engine.local import Engine
 from fedspa.engine.per_example import PerExampleEngine
-from fedspa.engine.task import Engine
 from fedspa.engine.traced import TracedEngine
 from fedspa.errors import ConfigError, MixingWarning
 from fedspa.examples import Examples, Tree, taken
 from fedspa.learning.flat import FlatModel
-from fedspa.learning.tasks import Classification
-from fedspa.learning.validate import try_gradients
 
 ENGINES: list[EngineName] = ["generic", "reference"]
 RECORDS = 7
@@ -59,7 +57,11 @@ def made(name: str) -> nn.Module:
 
 def chosen(engine: EngineName, name: str) -> Engine:
     x, y = records(name)
-    return choose(engine, made(name), Examples(torch.zeros_like(x[:1]), torch.zeros_like(y[:1])), "cpu", 1, exact=False)
+    return choose(
+        EngineRequest(
+            engine, made(name), Examples(torch.zeros_like(x[:1]), torch.zeros_like(y[:1])), "cpu", 1, exact=False
+        )
+    )
 
 
 def rows(engine: Engine, theta: Tensor, x: Tree, y: Tensor) -> Tensor:
@@ -96,7 +98,7 @@ def test_what_keeps_only_the_first_example_outside_has_kept_a_synthetic_one(name
     """Only walking closures and globals would find it. But no record can then be the first."""
     module, (x, y) = made(name), records(name)
     like = Examples(torch.zeros_like(x[:1]), torch.zeros_like(y[:1]))
-    runs = choose(engine, module, like, "cpu", 1, exact=False)
+    runs = choose(EngineRequest(engine, module, like, "cpu", 1, exact=False))
     assert keeps_apart(runs, name, (x, torch.arange(RECORDS)), y)
 
 
@@ -124,8 +126,8 @@ def test_what_mixes_by_hand_is_run_one_by_one_and_named_in_a_warning(name: str, 
 
 
 # What torch cannot map over examples, or draws by other means than Bernoulli variables.
-UNTRACED = {"functional batch_norm", "batch_norm in training", "time first"}
-UNTRACED |= {"noise", "stochastic depth", "RReLU", "FractionalMaxPool", "LSTM"}
+UNTRACED = {"functional batch_norm", "batch_norm in training"}
+UNTRACED |= {"stochastic depth", "RReLU", "FractionalMaxPool"}
 
 
 @pytest.mark.filterwarnings("ignore::fedspa.MixingWarning")
@@ -145,13 +147,7 @@ def test_the_traced_engine_shows_a_module_one_example_at_a_time_or_does_not_take
         assert len(torch.cat(list(runs.rows(theta, *same, None))).unique(dim=0)) > 1  # each place draws its own
     else:
         # One value by its own size is ±1: where small ones are divided, derivatives of 0 are 4e-6 by rounding.
-        assert torch.allclose(found, FlatModel(made(name)).gradients_alone(theta, x, y), atol=1e-5)
-
-
-@pytest.mark.parametrize("name", zoo.MIXING)
-def test_the_mixing_would_have_been_unsound_in_a_batch(name: str) -> None:
-    module, (x, _) = made(name), records(name)
-    assert not torch.allclose(module(x)[3:4], module(x[3:4]), atol=1e-4)
+        assert torch.allclose(found, FlatModel(made(name)).per_example_gradients(theta, x, y), atol=1e-5)
 
 
 @pytest.mark.parametrize("engine", ENGINES)
@@ -172,36 +168,9 @@ def test_what_draws_from_torch_has_randomness_of_its_own_for_each_example(name: 
 
 
 @pytest.mark.parametrize("name", EVERY)
-@pytest.mark.parametrize("engine", ["native", "stacked"])
-def test_engines_that_read_a_model_by_its_layers_take_none(name: str, engine: EngineName) -> None:
+def test_the_engine_that_reads_a_model_by_its_layers_takes_none(name: str) -> None:
     module, (x, _) = made(name), records(name)
-    obstacle = (native if engine == "native" else stacked).supports(module, tuple(x.shape[1:]))
+    obstacle = native.supports(module, tuple(x.shape[1:]))
     assert obstacle is not None
     with pytest.raises(ConfigError):
-        chosen(engine, name)
-
-
-@pytest.mark.parametrize("name", ["Dropout", "attention", "LSTM", "transformer", "RReLU", "FractionalMaxPool"])
-def test_in_eval_mode_nothing_is_drawn(name: str) -> None:
-    x, y = records(name)
-    module = made(name).eval()
-    draws = try_gradients(module, Examples(x[:1] * 0, y[:1]))
-    assert draws == (name == "FractionalMaxPool")  # which knows no modes
-
-
-def test_the_task_is_tried_along() -> None:
-    """A loss that keeps something is as unsound as a layer that does."""
-
-    class Running(Classification):
-        def __init__(self) -> None:
-            super().__init__()
-            self.seen: list[Tensor] = []
-
-        def loss(self, module: nn.Module, x: Tree, y: Tree) -> Tensor:
-            loss = super().loss(module, x, y)
-            self.seen.append(loss.detach())
-            return loss / self.seen[0]
-
-    x, y = records("mean")
-    with pytest.raises(ConfigError, match=r"^the task \(Running\) keeps something of one example .* in 'seen"):
-        choose("generic", zoo.Net(), Examples(x[:1] * 0, y[:1]), "cpu", 1, exact=False, task=Running())
+        chosen("native", name)

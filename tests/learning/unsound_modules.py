@@ -15,7 +15,6 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
-from torch.nn.utils import parametrizations
 
 Make = Callable[[], nn.Module]
 
@@ -65,12 +64,6 @@ def mixing_hook() -> nn.Module:
     return net
 
 
-def mixing_pre_hook() -> nn.Module:
-    net = Net()
-    net.head.register_forward_pre_hook(lambda layer, given: (given[0] * given[0].sum(0, keepdim=True),))
-    return net
-
-
 def normalised(x: Tensor) -> Tensor:
     x = x.unsqueeze(-1).expand(-1, -1, 2) * torch.tensor([1.0, -0.5]).to(x)
     return functional.batch_norm(x, None, None, training=True).sum(-1)
@@ -78,17 +71,12 @@ def normalised(x: Tensor) -> Tensor:
 
 MIXING: dict[str, Make] = {
     "mean": lambda: Net(lambda x: x - x.mean(0)),
-    "attention over the batch": lambda: Net(lambda x: torch.softmax(x @ x.T, -1) @ x),
     "functional batch_norm": lambda: Net(normalised),
     "batch_norm in training": TrainedByBatch,
-    "largest": lambda: Net(lambda x: x / (1e-3 + x.abs().amax(0))),
-    "normalize": lambda: Net(lambda x: functional.normalize(x, dim=0)),
     "neighbour": lambda: Net(lambda x: x + x.roll(1, 0)),
-    "cumulative": lambda: Net(lambda x: x.cumsum(0).flip(0).cumsum(0)),
     "size of the batch": lambda: Net(lambda x: x / len(x)),
     "time first": TimeFirst,
     "hook": mixing_hook,
-    "pre-hook": mixing_pre_hook,
 }
 
 # Keeping state.
@@ -151,11 +139,6 @@ def by_global(x: Tensor) -> Tensor:
     if not GLOBAL:
         GLOBAL.append(x.detach().mean())
     return x - GLOBAL[0]
-
-
-def by_previous(x: Tensor) -> Tensor:
-    GLOBAL.append(x.detach().mean())
-    return x - GLOBAL[len(GLOBAL) // 2]
 
 
 def by_number(x: Tensor) -> Tensor:
@@ -265,23 +248,17 @@ def batch_norm() -> nn.Module:
 FIRST_OUTSIDE: dict[str, Make] = {
     "global list": lambda: Net(by_global),
     "default": lambda: Net(by_default),
-    "closure, list": lambda: by_closure("list"),
-    "closure, variable": lambda: by_closure("variable"),
     "closure, object": lambda: by_closure("object"),
 }
 
 KEEPING: dict[str, Make] = {
     "running max, buffer": lambda: Kept(torch.tensor(1e-3), largest, True),
-    "running max": lambda: Kept(torch.tensor(1e-3), largest),
-    "moving mean, buffer": lambda: Kept(torch.zeros(8), averaged, True),
     "moving mean": lambda: Kept(torch.zeros(8), averaged),
     "previous example": lambda: Kept(None, previous),
-    "first example": lambda: Kept(None, first),
     "first example, buffer": lambda: Kept(None, first, True),
     "replay": lambda: Kept(deque(maxlen=3), replayed),
     "cache": lambda: Kept({}, cached),
     "counter": lambda: Kept(0, late),
-    "global list, previous": lambda: Net(by_previous),
     "closure, previous": lambda: by_closure("previous"),
     "global number": lambda: Net(by_number),
     "class attribute": ByClass,
@@ -290,11 +267,9 @@ KEEPING: dict[str, Make] = {
     "weights": Decaying,
     "behind a zero": Gated,
     "max_norm": Tied,
-    "BatchNorm": batch_norm,
     "InstanceNorm": lambda: nn.Sequential(
         nn.InstanceNorm1d(6, track_running_stats=True), nn.Flatten(), nn.Linear(24, 3)
     ),
-    "spectral_norm": lambda: nn.Sequential(nn.Flatten(), parametrizations.spectral_norm(nn.Linear(24, 3))),
 }
 
 # Drawing from elsewhere than torch's default generator, or where no seed reaches.
@@ -315,11 +290,6 @@ def own_generator() -> nn.Module:
     return Net(lambda x: x * torch.rand(8, generator=generator).to(x))
 
 
-def numpy_generator() -> nn.Module:
-    generator = np.random.default_rng(5)
-    return Net(lambda x: x * generator.random())
-
-
 class OwnGenerator(Net):
     def __init__(self) -> None:
         super().__init__()
@@ -336,9 +306,7 @@ def reseeded(x: Tensor) -> Tensor:
 
 SHARING: dict[str, Make] = {
     "numpy": lambda: Net(lambda x: x * np.random.rand()),  # noqa: NPY002
-    "random": lambda: Net(lambda x: x * random.random()),
     "torch.Generator": own_generator,
-    "numpy Generator": numpy_generator,
     "random.Random": OwnGenerator,
     "urandom": lambda: Net(lambda x: x * os.urandom(1)[0]),
     "torch.seed": lambda: Net(reseeded),
@@ -371,14 +339,10 @@ DRAWING: dict[str, Make] = {
     "Dropout": lambda: nn.Sequential(nn.Flatten(), nn.Linear(24, 8), nn.Dropout(0.5), nn.Linear(8, 3)),
     "dropout always": lambda: Net(lambda x: functional.dropout(x, 0.5, training=True)),
     "noise": lambda: Net(lambda x: x + torch.randn_like(x)),
-    "stochastic depth": lambda: Net(lambda x: x * float(torch.rand(()) < 0.5)),
     "RReLU": lambda: nn.Sequential(nn.Flatten(), nn.Linear(24, 8), nn.RReLU(), nn.Linear(8, 3)),
     "FractionalMaxPool": lambda: nn.Sequential(
         nn.Unflatten(1, (1, 6)), nn.FractionalMaxPool2d(2, output_size=(4, 3)), nn.Flatten(), nn.Linear(12, 3)
     ),
     "attention": Attending,
     "LSTM": Recurrent,
-    "transformer": lambda: nn.Sequential(
-        nn.TransformerEncoderLayer(4, 2, 8, batch_first=True), nn.Flatten(), nn.Linear(24, 3)
-    ),
 }

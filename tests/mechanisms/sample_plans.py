@@ -26,11 +26,9 @@ GAUSSIAN_PLAN = GaussianPlan(
 )
 BINOMIAL_PLAN = BinomialPlan(
     dimension=100,
-    clip="coordinate",
     clip_value=0.5,
     bits=2,
     trials=10_000,
-    rotation=False,
     adversary="local",
     agents=20,
     batch=10,

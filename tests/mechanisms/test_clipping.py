@@ -40,7 +40,7 @@ def test_no_row_passes_the_bound_whatever_it_holds(clip: Clipping, rows: np.ndar
 
 
 @pytest.mark.parametrize("clip", CLIPPINGS)
-@pytest.mark.parametrize("value", [0.1, 1e-3, 1e-6, 1e-7])
+@pytest.mark.parametrize("value", [0.1, 1e-7])
 def test_the_bound_holds_for_rows_at_the_end_of_float32(clip: Clipping, value: float) -> None:
     """There value/norm is a subnormal number, with so few digits that the clipped norm came to twice the bound."""
     rows = torch.logspace(30, 38.5, 200).unsqueeze(1) * torch.ones(1, K)
@@ -71,7 +71,7 @@ def test_a_row_with_a_bad_number_counts_as_zero_and_spoils_no_other(clip: Clippi
 def test_float32_rows_do_not_exceed_the_bound_by_their_rounding(
     seed: int, exponent: float, value: float, size: int
 ) -> None:
-    """Not by the last bit: the accountant's bound has no room for it."""
+    """Not by the last bit: the accountant has no margin for it."""
     rows = 10.0**exponent * torch.randn(3, size, generator=torch.Generator().manual_seed(seed))
     assert float(clip_rows(rows, "l2", value).double().norm(dim=1).max()) <= value
     assert float(clip_rows(rows, "coordinate", value).double().abs().max()) <= value

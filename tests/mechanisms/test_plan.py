@@ -47,13 +47,6 @@ def test_no_clipped_gradients_pass_the_sensitivity(seed: int) -> None:
     assert np.linalg.norm(normed[0] - normed[1]) <= l2.sensitivity * (1 + 1e-12)
 
 
-def test_the_papers_sensitivity_is_too_small() -> None:
-    """(φB)² is 4pG² where the paper says 2pG²; G = c·√d, p = k/d."""
-    plan = replace(PLAN, neighbours="replace-one")
-    big_g = PLAN.clip_value * math.sqrt(PLAN.dimension)
-    assert plan.sensitivity**2 == pytest.approx(4 * PLAN.compression * big_g**2)
-
-
 def test_derived_values() -> None:
     assert PLAN.compression == 0.05
     assert PLAN.sigma == pytest.approx(1.5 * math.sqrt(50) * 0.01 / 10)
@@ -73,10 +66,6 @@ def test_noise_scales_with_the_clip(clip_value: float) -> None:
     assert other.sigma / other.clip_norm == pytest.approx(PLAN.sigma / PLAN.clip_norm)
 
 
-def test_the_rate_is_that_of_the_public_number_of_records() -> None:
-    assert PLAN.rate == PLAN.event.rate == PLAN.batch / PLAN.records
-
-
 @given(st.floats(0.1, 100))
 def test_quantile_clip_costs_one_gaussian(noise: float) -> None:
     """Stacked with its noise as unit, (gradient, bit − ½) of one example has norm 1/z: the cost of one Gaussian of z.
@@ -90,11 +79,6 @@ def test_quantile_clip_costs_one_gaussian(noise: float) -> None:
     assert plan.event.noise_multiplier == noise
 
 
-def test_count_noise_belongs_to_the_quantile() -> None:
-    with pytest.raises(PrivacyError, match="counts nothing"):
-        _ = PLAN.count_noise
-
-
 @pytest.mark.parametrize(
     ("change", "named"),
     [
@@ -102,23 +86,16 @@ def test_count_noise_belongs_to_the_quantile() -> None:
         ({"active": 1001}, "d = 1000"),
         ({"clip": "l1"}, "coordinate, l2"),
         ({"clip_rule": "guess"}, "given, quantile"),
-        ({"clip_value": 0.0}, "clip value"),
         ({"clip_value": 1e-11}, "clip value"),
-        ({"clip_value": 1e11}, "clip value"),
         ({"clip_value": float("nan")}, "clip value"),
-        ({"clip_value": float("inf")}, "clip value"),
         ({"neighbours": "zero-out"}, "add-remove, replace-one"),
         ({"sampling": "fixed"}, "replace-one"),
         ({"sampling": "shuffled", "neighbours": "replace-one"}, "poisson, fixed"),
         ({"participations": 0}, "participations"),
-        ({"delta": 0.0}, "delta"),
         ({"delta": 1 / 600}, "1/records"),
-        ({"delta": float("nan")}, "delta"),
-        ({"batch": 0}, "batch"),
         ({"batch": 601}, "batch"),
         ({"local_steps": 0}, "steps"),
         ({"noise_multiplier": 0.0}, "noise multiplier"),
-        ({"noise_multiplier": float("inf")}, "noise multiplier"),
     ],
 )
 def test_inconsistent_plans_cannot_be_made(change: dict[str, Any], named: str) -> None:

@@ -82,10 +82,3 @@ class TestPrivateClip:
 
     def test_in_integers_too(self) -> None:
         assert self.follow(torch.linspace(-1, 1, 10).exp(), 2.0, 500, on_grid=True) == pytest.approx(1, rel=0.6)
-
-    def test_its_noise_is_paid_for(self) -> None:
-        """z_g⁻² + (2σ_b)⁻² = z⁻²: gradient and count together cost what the plan's event says."""
-        plan = self.PLAN
-        together = plan.gradient_noise_multiplier**-2 + (2 * plan.count_noise) ** -2
-        assert together == pytest.approx(plan.noise_multiplier**-2)
-        assert plan.gradient_noise_multiplier == pytest.approx(1.02 * plan.noise_multiplier)

@@ -13,10 +13,9 @@ from torch import Tensor
 
 from fedspa.mechanisms import clipping as sums
 from fedspa.mechanisms.base import Clipping
-from fedspa.mechanisms.clipping import CLIP_MARGIN, PLAIN, SPAN, RowSum, two_sum
+from fedspa.mechanisms.clipping import CLIP_MARGIN, PLAIN, SPAN, GradientBlock, LayerGradient, RowSum, two_sum
 from fedspa.mechanisms.gaussian.plan import QUANTILE_NOISE_FACTOR, GaussianPlan
 from fedspa.mechanisms.gaussian.release import noisy_mean
-from fedspa.mechanisms.parts import Part, Parts
 from fedspa.randomness.streams import Stream
 
 _U = 2.0**-53
@@ -99,11 +98,11 @@ def test_rows_and_parts_are_released_alike_beyond_the_first(clip: Clipping, monk
     rows[7] = torch.nan
     columns = torch.tensor([[5, 4]] * 40)
 
-    def in_parts() -> Parts:
-        parts = [Part(rows[:, :4].clone(), 0), Part(rows[:, [5, 4]].clone(), columns)]
-        return Parts(parts, 6, torch.ones(40, dtype=torch.bool))
+    def in_parts() -> GradientBlock:
+        parts = [LayerGradient(rows[:, :4].clone(), 0), LayerGradient(rows[:, [5, 4]].clone(), columns)]
+        return GradientBlock(parts, 6, torch.ones(40, dtype=torch.bool))
 
-    def released(chunks: list[Tensor | Parts]) -> tuple[Tensor, float]:
+    def released(chunks: list[Tensor | GradientBlock]) -> tuple[Tensor, float]:
         return noisy_mean(chunks, plan, Stream(bytes(32)))
 
     expected, moved = released([rows])

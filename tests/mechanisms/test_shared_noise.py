@@ -14,15 +14,15 @@ from scipy import stats
 from scripted import Scripted, stream
 
 from fedspa.mechanisms.discrete_gaussian import release as module
-from fedspa.mechanisms.discrete_gaussian.event import FINE, SIGMA
+from fedspa.mechanisms.discrete_gaussian.plan import FINE, SIGMA
 from fedspa.mechanisms.discrete_gaussian.release import REACH, discrete_gaussian
-from fedspa.mechanisms.inversion import BITS
+from fedspa.randomness.streams import BITS
 
 
-@pytest.mark.parametrize("fraction", [0, 1, 300, 512, 1023])
+@pytest.mark.parametrize("fraction", [0, 300, 1023])
 def test_the_table_is_the_law_far_out(fraction: int) -> None:
     """Against 200 decimal digits, far beyond the table: each number has its chance but for a factor 1 ± 2⁻⁹⁰, out to
-    where a price that reckons with shifts of eight standard deviations looks."""
+    where an accounting of shifts of eight standard deviations looks."""
     with localcontext(prec=200):
         centre = Decimal(fraction) / FINE
         law = {n: (-((n - centre) ** 2) / (2 * SIGMA**2)).exp() for n in range(-3 * REACH, 3 * REACH)}
@@ -54,7 +54,7 @@ def test_a_word_that_meets_an_end_is_decided_by_others() -> None:
         assert discrete_gaussian(np.array([700]), Scripted(words)).tolist() == [value - REACH]
 
 
-@pytest.mark.parametrize("centre", [0, 1, 512, -1, -700, 10**9 + 3])
+@pytest.mark.parametrize("centre", [0, 512, -700, 10**9 + 3])
 def test_draws_follow_the_law(centre: int) -> None:
     """Kolmogorov–Smirnov on 40,000 draws, mean and variance: each at a false-alarm rate of 10⁻⁶."""
     draws = discrete_gaussian(np.full(40_000, centre), stream("law", centre))

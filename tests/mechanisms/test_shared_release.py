@@ -11,8 +11,9 @@ from sample_plans import SHARED_PLAN
 from scripted import stream
 
 from fedspa.mechanisms.base import CLIP_UNITS
-from fedspa.mechanisms.discrete_gaussian.event import FINE, SIGMA
-from fedspa.mechanisms.discrete_gaussian.release import mean_gradient, placed, share, summed
+from fedspa.mechanisms.discrete_gaussian.plan import FINE, SIGMA
+from fedspa.mechanisms.discrete_gaussian.release import mean_gradient, placed, share
+from fedspa.mechanisms.gaussian.release import sum_in_units
 
 PLAN = replace(SHARED_PLAN, dimension=4, active=4, clip_value=0.5)
 
@@ -23,10 +24,12 @@ def test_no_row_measures_more_than_its_bound() -> None:
     rows = torch.randn(300, 4, generator=generator) * 10.0 ** torch.randint(-12, 12, (300, 1), generator=generator)
     rows[0], rows[1, 2], rows[2] = torch.inf, torch.nan, 0
     for row in rows:
-        numbers = summed([row.unsqueeze(0)], PLAN)
+        numbers = sum_in_units([row.unsqueeze(0)], "l2", 0.5, 4)
         assert sum(int(number) ** 2 for number in numbers) <= CLIP_UNITS**2
-    assert np.array_equal(summed(rows.split(7), PLAN), sum(summed([row.unsqueeze(0)], PLAN) for row in rows))
-    long = summed([torch.full((1, 4), 1e6)], PLAN)
+    assert np.array_equal(
+        sum_in_units(rows.split(7), "l2", 0.5, 4), sum(sum_in_units([row.unsqueeze(0)], "l2", 0.5, 4) for row in rows)
+    )
+    long = sum_in_units([torch.full((1, 4), 1e6)], "l2", 0.5, 4)
     assert sum(int(number) ** 2 for number in long) > (CLIP_UNITS * (1 - 1e-5)) ** 2
 
 

@@ -1,18 +1,18 @@
-"""Noise ends somewhere, and a price must know: what lies beyond is impossible under one of two neighbours."""
+"""Noise ends somewhere, and the accounting counts it: what lies beyond is impossible under one of two neighbours."""
 
 from __future__ import annotations
 
 import math
 from typing import Any
 
+import chacha
 import mpmath
 import numpy as np
 import pytest
 
-from fedspa.engine.stacked import chacha
 from fedspa.mechanisms.gaussian import exact
-from fedspa.mechanisms.gaussian.calibrate import noise_multiplier
 from fedspa.mechanisms.gaussian.event import RADIUS_BITS, TAIL, GaussianEvent, truncation_delta
+from fedspa.mechanisms.gaussian.plan import noise_multiplier
 from fedspa.privacy import accounting, filter
 from fedspa.privacy.event import Neighbours, Sampling
 from fedspa.randomness.streams import Stream
@@ -35,7 +35,14 @@ def test_the_samplers_end_no_earlier(monkeypatch: pytest.MonkeyPatch) -> None:
     assert exact._LAST_SIGMA > TAIL
 
 
-@pytest.mark.parametrize("shift", [0.3, 1.0, 2.5, 4.0, 5.0, 7.0])
+@pytest.mark.parametrize(
+    "shift",
+    [
+        0.3,
+        2.5,
+        5.0,
+    ],
+)
 def test_one_pair_that_is_moved_as_far_as_can_be(shift: float) -> None:
     """By integration over a disc that ends: the mass within T of the centre and beyond T of the other one."""
     with mpmath.workdps(30):
@@ -60,18 +67,12 @@ def test_however_a_record_spreads_its_bound() -> None:
         assert chance <= truncation_delta(shift)
 
 
-def test_more_is_never_cheaper() -> None:
-    chances = [truncation_delta(shift) for shift in np.geomspace(1e-8, 100, 500)]
-    assert chances == sorted(chances)
-    assert chances[-1] == 1.0
-
-
 @pytest.mark.parametrize(
     ("sampling", "neighbours"),
     [("poisson", "add-remove"), ("poisson", "replace-one"), ("fixed", "replace-one")],
 )
 @pytest.mark.parametrize("batch", [50, 99, 100])
-def test_where_outcomes_are_impossible_no_price_is_given(sampling: str, neighbours: Neighbours, batch: int) -> None:
+def test_where_outcomes_are_impossible_there_is_no_epsilon(sampling: str, neighbours: Neighbours, batch: int) -> None:
     """One step of z = 0.19, or 0.38 where a record counts twice: 6·10⁻⁶ of the releases are proofs, half where half
     takes part. At δ = 10⁻⁶ that is no ε; at 10⁻³ it is one."""
     twice = neighbours == "replace-one" and not (sampling == "poisson" and batch <= 50)
@@ -83,14 +84,13 @@ def test_where_outcomes_are_impossible_no_price_is_given(sampling: str, neighbou
     assert filter.least_epsilon({event: 1}, 0.01, neighbours) < 60
 
 
-def test_ordinary_prices_do_not_notice() -> None:
+def test_ordinary_plans_keep_their_epsilon() -> None:
     """What is taken off over ten thousand steps is less than a hundred-millionth of a δ of 10⁻³."""
     step = GaussianEvent("poisson", 10, 1000, 10_000, 1.0).step
-    assert 10_000 * step.beyond("add-remove") < 1e-8 * 1e-3
+    assert 10_000 * step.extra_delta("add-remove") < 1e-8 * 1e-3
 
 
-@pytest.mark.parametrize("delta", [1e-5, 1e-12])
-@pytest.mark.parametrize("participations", [100, 1000, 10_000])
+@pytest.mark.parametrize(("participations", "delta"), [(100, 1e-5), (10_000, 1e-12)])
 @pytest.mark.parametrize(("sampling", "neighbours"), [("poisson", "add-remove"), ("fixed", "replace-one")])
 def test_the_end_of_the_noise_does_not_decide_how_much_of_it_is_taken(
     sampling: Sampling, neighbours: Neighbours, participations: int, delta: float

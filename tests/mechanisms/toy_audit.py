@@ -11,9 +11,8 @@ from numpy.typing import NDArray
 from scipy import stats
 from toy import LaplacePlan, noise
 
-from fedspa.audit.result import Question
-from fedspa.audit.run import Audited, Setting
-from fedspa.audit.statistics import epsilon_lower, law_question, threshold_attack
+from fedspa.audit.audited import Audited, Setting
+from fedspa.audit.statistics import Question, epsilon_lower, law_question, threshold_attack
 
 
 @dataclass(frozen=True)
@@ -39,7 +38,6 @@ def questions(setting: Setting, target: Target) -> Iterator[Question]:
 
 AUDIT = Audited(
     name="laplace",
-    choices={},
     synthetic=lambda: Target(LaplacePlan(1, 1.0, 10, 100, 3, 2.0, 1e-3)),
     of_plan=lambda plan: Target(replace(plan, dimension=1)),
     questions=questions,

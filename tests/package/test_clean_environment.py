@@ -23,7 +23,7 @@ def environment(home: Path) -> tuple[Path, Path]:
     return python, Path(subprocess.run(ask, capture_output=True, text=True, check=True).stdout.strip())
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_newcomer_gets_through_every_step(built: Built, tmp_path: Path) -> None:
     """Dependencies are lent by this environment, by path; fedspa itself can only come from the wheel."""
     python, site = environment(tmp_path / "venv")

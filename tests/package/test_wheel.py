@@ -1,4 +1,4 @@
-"""The wheel is whole, for any Python of its platform; without a compiler it is for any platform, and that is told."""
+"""The wheel is whole, for any Python of its platform; without a compiler it is for any platform."""
 
 from __future__ import annotations
 
@@ -63,9 +63,9 @@ def test_it_is_for_every_python_of_this_platform(built: Built) -> None:
     (tag,) = parse_wheel_filename(built.wheel.name)[3]
     assert (tag.interpreter, tag.abi) == ("py3", "none")
     assert tag.platform == sysconfig.get_platform().replace("-", "_").replace(".", "_")
-    code, told = checked(built.wheel)
-    assert code == 0, told
-    assert "sound" in told
+    code, stated = checked(built.wheel)
+    assert code == 0, stated
+    assert "sound" in stated
 
 
 def test_the_sdist_has_the_sources_of_the_compiled_part(built: Built) -> None:
@@ -82,9 +82,9 @@ def test_without_a_compiler_it_is_built_and_says_so(built: Built, tmp_path: Path
     (wheel,) = (tmp_path / "wheel").glob("*.whl")
     assert wheel.name.endswith("-py3-none-any.whl")
     assert contents(wheel) == wanted()
-    code, told = checked(wheel)
+    code, stated = checked(wheel)
     assert code == 1
-    assert "the compiled part is not in it" in told
+    assert "the compiled part is not in it" in stated
 
 
 def test_libraries_that_a_machine_may_lack_are_noticed(tmp_path: Path) -> None:
@@ -92,8 +92,8 @@ def test_libraries_that_a_machine_may_lack_are_noticed(tmp_path: Path) -> None:
     with zipfile.ZipFile(wheel, "w") as archive:
         archive.writestr(LIBRARY, b"libgomp.so.1\0GLIBC_2.17")
         archive.writestr("fedspa.libs/libgomp-1.so.1.0", b"")
-    code, told = checked(wheel)
+    code, stated = checked(wheel)
     assert code == 1
     for fault in ("its tag is cp311-cp311-linux_x86_64", "asks for libgomp", "a second library"):
-        assert fault in told
+        assert fault in stated
     assert checked()[0] == 1  # no wheel is no sound wheel

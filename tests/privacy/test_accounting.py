@@ -39,22 +39,15 @@ def one(
     return epsilon({event: times}, delta, neighbours=neighbours)
 
 
-def test_golden_values() -> None:
-    setting: dict[str, Any] = {"noise": 1.5, "steps": 2250, "delta": 1e-5, "batch": 24}
-    assert one("poisson", "add-remove", **setting) == pytest.approx(6.7688, abs=1e-4)
-
-
 @pytest.mark.parametrize(
-    ("noise", "batch", "records", "steps", "delta"),
+    ("noise", "batch", "records", "steps", "delta", "neighbours"),
     [
-        (1.1, 24, 600, 500, 1e-5),
-        (0.8, 10, 1000, 200, 1e-6),
-        (4.0, 50, 500, 1000, 1e-3),
-        (0.9, 250, 500, 10, 1e-8),
-        (2.0, 1, 10, 1, 1e-4),
+        (1.1, 24, 600, 500, 1e-5, "add-remove"),
+        (4.0, 50, 500, 1000, 1e-3, "add-remove"),
+        (4.0, 50, 500, 1000, 1e-3, "replace-one"),
+        (0.9, 250, 500, 10, 1e-8, "replace-one"),
     ],
 )
-@pytest.mark.parametrize("neighbours", ["add-remove", "replace-one"])
 def test_poisson_pld_agrees_with_dp_accounting(
     noise: float, batch: int, records: int, steps: int, delta: float, neighbours: Any
 ) -> None:
@@ -92,7 +85,7 @@ def test_the_traps_of_dp_accounting_are_as_described() -> None:
         assert one(sampling, "replace-one", **setting) == pytest.approx(4.377, abs=0.001)
 
 
-@pytest.mark.parametrize("shift", [1e-4, 0.01, 0.3, 1.0, 3.0, 30.0])
+@pytest.mark.parametrize("shift", [1e-4, 0.3, 1.0, 30.0])
 @pytest.mark.parametrize("delta", [1e-3, 1e-6, 1e-10])
 def test_gaussian_is_exact(shift: float, delta: float) -> None:
     """δ at the returned ε, in fifty digits (Balle, Wang 2018): at most the target, and the target just below it."""
@@ -129,25 +122,6 @@ def test_mixed_ledgers_compose() -> None:
     assert max(alone) < together < sum(alone)
 
 
-def test_equal_mechanisms_are_one() -> None:
-    """Ten participations of 30 steps are one of 300, and batches of 10 of 600 are 1 of 60."""
-    short, long = GaussianEvent("poisson", 10, 600, 30, 2.0), GaussianEvent("poisson", 1, 60, 300, 2.0)
-    kind: dict[str, Any] = {"neighbours": "add-remove"}
-    assert epsilon({short: 10}, 1e-5, **kind) == epsilon({long: 1}, 1e-5, **kind)
-    assert epsilon({short: 5, long: 2}, 1e-5, **kind) == epsilon({short: 25}, 1e-5, **kind)
-
-
-def test_nothing_costs_nothing() -> None:
-    event = GaussianEvent("poisson", 10, 600, 300, 1.0)
-    assert epsilon({}, 1e-5, neighbours="add-remove") == 0
-    assert epsilon({event: 0}, 1e-5, neighbours="add-remove") == 0
-
-
-def test_fixed_sampling_has_no_accountant_under_add_remove() -> None:
-    with pytest.raises(PrivacyError, match=r"fixed sampling .* add-remove; allowed: replace-one"):
-        one("fixed", "add-remove", noise=1.0, steps=1, delta=1e-5)
-
-
 @pytest.mark.parametrize("delta", [0.0, 1.0, -1e-5, float("nan")])
 def test_delta_must_make_sense(delta: float) -> None:
     with pytest.raises(PrivacyError, match="delta"):
@@ -173,7 +147,7 @@ SETTINGS = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(st.sampled_from(PAIRS), SETTINGS, st.floats(1.01, 3))
 def test_more_noise_more_steps_more_sampling(pair: tuple[Any, Any], setting: dict[str, Any], factor: float) -> None:
     base = one(*pair, **setting)
@@ -185,13 +159,13 @@ def test_more_noise_more_steps_more_sampling(pair: tuple[Any, Any], setting: dic
     assert one(*pair, **{**setting, "delta": setting["delta"] * factor}) <= base * slack
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(st.sampled_from([("poisson", "add-remove"), ("fixed", "replace-one")]), SETTINGS)
 def test_pld_is_never_worse_than_rdp(pair: tuple[Any, Any], setting: dict[str, Any]) -> None:
     assert one(*pair, **setting) <= rdp_epsilon(*pair, records=600, **setting) * (1 + 2e-5) + 1e-9
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(SETTINGS)
 def test_relations_are_ordered(setting: dict[str, Any]) -> None:
     """Replacing a record is removing one and adding one; fixed-size sampling costs at least what Poisson does."""
@@ -206,7 +180,7 @@ def test_relations_are_ordered(setting: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize(("sampling", "neighbours"), PAIRS)
 @pytest.mark.parametrize("noise", [0.3, 1000.0])
-@pytest.mark.parametrize(("batch", "records"), [(1, 10**5), (1, 2), (10**5 - 1, 10**5)])
+@pytest.mark.parametrize(("batch", "records"), [(1, 10**5), (10**5 - 1, 10**5)])
 @pytest.mark.parametrize(("steps", "delta"), [(1, 1e-3), (10**6, 1e-10)])
 def test_corners_give_numbers(
     sampling: Any, neighbours: Any, noise: float, batch: int, records: int, steps: int, delta: float
@@ -231,7 +205,7 @@ def test_corners_give_numbers(
 
 
 @pytest.mark.parametrize(("sampling", "neighbours"), PAIRS)
-@pytest.mark.parametrize("noise", [1e-6, 1e-2, 1e7])
+@pytest.mark.parametrize("noise", [1e-6, 1e7])
 def test_absurd_noise_is_never_nan(sampling: Any, neighbours: Any, noise: float) -> None:
     for delta in (1e-3, 1e-12, 1e-100):
         assert one(sampling, neighbours, noise=noise, steps=100, delta=delta) >= 0

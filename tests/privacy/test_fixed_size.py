@@ -53,8 +53,7 @@ def lower_twin(rate: float, shift: float, steps: int, delta: float, interval: fl
     return float(pmf.self_compose(steps, 0).get_epsilon_for_delta(delta))
 
 
-@pytest.mark.parametrize("rate", [1e-4, 1 / 60, 0.3, 0.9])
-@pytest.mark.parametrize("shift", [0.01, 0.5, 2.0, 5.0])
+@pytest.mark.parametrize(("rate", "shift"), [(1e-4, 0.01), (0.3, 0.5), (0.9, 0.01), (0.9, 5.0)])
 def test_discretised_profile_lies_above_the_recipe_and_near_it(rate: float, shift: float) -> None:
     part = FixedSize(rate, shift).discretise(2.0**-10, 8.0)
     assert part.mass.min() >= 0
@@ -66,7 +65,7 @@ def test_discretised_profile_lies_above_the_recipe_and_near_it(rate: float, shif
         assert profile(part, epsilon) <= exact + 2.0**-10
 
 
-@pytest.mark.parametrize("noise", [0.537, 1.074, 2.102, 4.083, 17.184])
+@pytest.mark.parametrize("noise", [0.537, 2.102, 17.184])
 def test_rounding_of_the_shift_adds_no_cell(noise: float) -> None:
     """2/noise is a number whose square is rounded one way by a power and another by a product. Where the grid's first
     loss, of x = μ/2, came out below 0, all others were a cell off, and ε up to 2.4 times what it is."""
@@ -88,9 +87,8 @@ def test_interval_moves_the_profile_by_its_square_only() -> None:
     assert 0 < fine < coarse / 8
 
 
-@pytest.mark.parametrize("steps", [1, 2, 8])
-@pytest.mark.parametrize(("rate", "shift"), [(1 / 60, 0.5), (0.1, 0.3), (0.5, 1.0), (1e-3, 3.0)])
-@pytest.mark.parametrize("delta", [1e-3, 1e-6])
+@pytest.mark.parametrize(("steps", "delta"), [(1, 1e-6), (8, 1e-3)])
+@pytest.mark.parametrize(("rate", "shift"), [(1 / 60, 0.5), (0.5, 1.0), (1e-3, 3.0)])
 def test_between_a_lower_twin_and_the_second_construction(rate: float, shift: float, steps: int, delta: float) -> None:
     ours = composed_epsilon([(FixedSize(rate, shift), steps)], delta)
     coarse = second_construction(rate, shift, steps, delta, 1e-3)

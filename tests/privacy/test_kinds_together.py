@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from fedspa.algorithms.cpsgd.event import BinomialEvent
-from fedspa.mechanisms.discrete_gaussian.event import FINE, SIGMA, DiscreteGaussianEvent
+from fedspa.algorithms.cpsgd.accounting import BinomialEvent
+from fedspa.mechanisms.discrete_gaussian.plan import FINE, SIGMA, DiscreteGaussianEvent
 from fedspa.mechanisms.gaussian.event import GaussianEvent
 from fedspa.privacy.accounting import epsilon
 from fedspa.privacy.event import Event
@@ -55,7 +55,7 @@ def exact_delta(pairs: list[tuple[Law, Law]], epsilon: float) -> float:
     )
 
 
-ROUNDED = BinomialEvent(5, 10, 1, 1, 2, 60, rotation=False, aggregated=1)
+ROUNDED = BinomialEvent(5, 10, 1, 1, 2, 60)
 FIXED, POISSON = GaussianEvent("fixed", 1, 20, 1, 1.5), GaussianEvent("poisson", 1, 2, 1, 2.0)
 SHARE = DiscreteGaussianEvent(50, 1, 3000)
 OTHERS: list[tuple[Event, tuple[Law, Law]]] = [

@@ -24,8 +24,8 @@ def profile(part: LossMass, epsilon: float) -> float:
 
 
 @pytest.mark.parametrize(("pair", "adjacency"), KINDS)
-@pytest.mark.parametrize("rate", [1e-4, 1 / 60, 0.3, 0.95])
-@pytest.mark.parametrize("shift", [0.01, 0.5, 3.0])
+@pytest.mark.parametrize("rate", [1e-4, 1 / 60, 0.95])
+@pytest.mark.parametrize("shift", [0.01, 3.0])
 def test_profile_lies_above_dp_accountings_and_near_it(
     pair: type[Removed], adjacency: dp_loss.AdjacencyType, rate: float, shift: float
 ) -> None:

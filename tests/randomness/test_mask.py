@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-import tracemalloc
 import zlib
 from collections import Counter
 
+import hypothesis.extra.numpy as hnp
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from fedspa.randomness import philox
-from fedspa.randomness.mask import active_coordinates, layered_coordinates
+from fedspa import compiled
+from fedspa.randomness import mask as masks
+from fedspa.randomness import mask as philox
+from fedspa.randomness.mask import active_coordinates, layered_coordinates, scale
 
 SEED = bytes(range(16))
 
@@ -84,6 +87,13 @@ def test_words_agree_across_implementations(seed: bytes, domain: int, first: int
     assert ours.tolist() == slow
 
 
+@pytest.mark.skipif(compiled.library() is None, reason="the compiled library was not built")
+@given(st.binary(min_size=16, max_size=16), st.integers(0, 2**32 - 1), st.integers(0, 2**32 - 500), st.integers(1, 400))
+def test_compiled_words_are_those_of_numpy(seed: bytes, domain: int, first: int, blocks: int) -> None:
+    found = philox.compiled_words(seed, domain, first, blocks)
+    assert np.array_equal(found, philox.numpy_words(seed, domain, first, blocks))
+
+
 def test_words_do_not_depend_on_chunks() -> None:
     blocks = 2 * philox.CHUNK + 3
     whole = philox.words(SEED, 0, 0, blocks)
@@ -101,13 +111,26 @@ def test_mask_is_the_specified_set(seed: bytes, d: int, data: st.DataObject) -> 
     assert mask.tolist() == expected
 
 
-@pytest.mark.parametrize(("d", "k"), [(21840, 1092), (4096, 2048), (4097, 2048), (4097, 2049), (65536, 65000)])
+@pytest.mark.parametrize(("d", "k"), [(21840, 1092), (4097, 2048), (65536, 65000)])
 def test_larger_masks_are_the_specified_set(d: int, k: int) -> None:
     expected = reference_mask(SEED, d, k)
     assert active_coordinates(SEED, d, k).tolist() == expected
 
 
-# These vectors stand in docs/wire.md: whoever changes them changes the format.
+@pytest.mark.skipif(compiled.library() is None, reason="the compiled library was not built")
+@given(st.binary(min_size=16, max_size=16), st.integers(1, 5000), st.data())
+def test_a_compiled_mask_is_that_of_numpy(seed: bytes, d: int, data: st.DataObject) -> None:
+    k = data.draw(st.integers(1, d))
+    assert np.array_equal(masks.compiled_coordinates(seed, d, k), masks.numpy_coordinates(seed, d, k))
+
+
+def test_without_the_compiled_library_masks_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compiled, "library", lambda: None)
+    for d, k in ((1, 1), (200, 3), (4097, 2049), (100_000, 40)):
+        assert active_coordinates(SEED, d, k).tolist() == reference_mask(SEED, d, k)
+
+
+# These vectors stand in docs/wire.md: a change of them changes the format.
 VECTORS = [
     (bytes(16), 10, 3, [4, 5, 8], 8, 0x637B92DC),
     (SEED, 10, 7, [0, 1, 3, 4, 5, 6], 7, 0x043878B2),
@@ -137,18 +160,8 @@ def test_a_mask_by_layers_is_each_layers_own_mask() -> None:
     assert inside.tolist() == active_coordinates(own, 5000, 500).tolist()
 
 
-def test_layers_of_one_size_have_different_masks() -> None:
-    first, second = layered_coordinates(SEED, [(1000, 100), (1000, 100)]).reshape(2, 100)
-    assert first.tolist() != (second - 1000).tolist()
-
-
-@pytest.mark.parametrize("marked_per_active", [0, 10**9])
-def test_marks_and_sorting_agree_and_too_few_words_only_cost_another_turn(
-    monkeypatch: pytest.MonkeyPatch, marked_per_active: int
-) -> None:
+def test_too_few_words_only_cost_another_turn(monkeypatch: pytest.MonkeyPatch) -> None:
     expected = reference_mask(SEED, 1000, 400)
-    monkeypatch.setattr("fedspa.randomness.mask.MARKED_PER_ACTIVE", marked_per_active)
-    assert np.array_equal(active_coordinates(SEED, 1000, 400), expected)
     monkeypatch.setattr("fedspa.randomness.mask._blocks", lambda dimension, count: 1)
     assert np.array_equal(active_coordinates(SEED, 1000, 400), expected)
 
@@ -180,22 +193,6 @@ def test_masks_of_two_seeds_overlap_as_independent_ones() -> None:
         assert abs(overlap - law.mean()) < 5 * law.std()
 
 
-def test_memory_follows_k_not_d() -> None:
-    active_coordinates(SEED, 1000, 10)
-    tracemalloc.start()
-    try:
-        active_coordinates(SEED, 10**9, 1000)
-        assert tracemalloc.get_traced_memory()[1] < 500_000
-    finally:
-        tracemalloc.stop()
-
-
-def test_whole_and_single_coordinate() -> None:
-    assert active_coordinates(SEED, 5, 5).tolist() == [0, 1, 2, 3, 4]
-    assert active_coordinates(SEED, 1, 1).tolist() == [0]
-    assert len(active_coordinates(SEED, 2**31 - 1, 1)) == 1
-
-
 @pytest.mark.parametrize(
     ("seed", "d", "k"),
     [(SEED, 0, 1), (SEED, 5, 0), (SEED, 5, 6), (SEED, 2**31, 1), (SEED[:15], 5, 2), (SEED + b"x", 5, 2)],
@@ -205,8 +202,30 @@ def test_nonsense_is_refused(seed: bytes, d: int, k: int) -> None:
         active_coordinates(seed, d, k)
 
 
-def test_dither_never_meets_the_mask() -> None:
-    assert philox.dither_domain(0) != philox.MASK_DOMAIN
-    assert philox.dither_domain(3) != philox.dither_domain(4)
-    with pytest.raises(ValueError, match="round"):
-        philox.dither_domain(2**31)
+# rand_k: unbiased, with the variance of the paper's Lemma 4
+
+
+@st.composite
+def vectors(draw: st.DrawFn) -> tuple[np.ndarray, int]:
+    d = draw(st.integers(1, 7))
+    x = draw(hnp.arrays(np.float64, d, elements=st.floats(-100, 100)))
+    return x, draw(st.integers(1, d))
+
+
+@given(vectors())
+def test_expectation_and_variance_over_all_masks(case: tuple[np.ndarray, int]) -> None:
+    """E[S(x)] = x and E‖S(x) − x‖² = (1/p − 1)‖x‖², exactly, by going through every mask."""
+    x, k = torch.from_numpy(case[0]), case[1]
+    d = len(x)
+    factor = scale("per-agent", d, k)
+    kept = (torch.tensor(omega) for omega in itertools.combinations(range(d), k))
+    images = [factor * torch.zeros_like(x).index_fill(0, omega, 1.0) * x for omega in kept]
+    mean = torch.stack(images).mean(dim=0)
+    spread = torch.stack([(image - x).square().sum() for image in images]).mean()
+    assert torch.allclose(mean, x, atol=1e-9)
+    assert float(spread) == pytest.approx((d / k - 1) * float(x.square().sum()), rel=1e-9, abs=1e-9)
+
+
+def test_masks_that_all_agents_share_are_not_scaled() -> None:
+    assert scale("shared", 10, 2) == scale("fixed", 10, 2) == 1
+    assert scale("per-agent", 10, 2) == 5

@@ -3,26 +3,43 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import shutil
 import sqlite3
 from html.parser import HTMLParser
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from small_runs import ALGORITHMS, small
 from typer.testing import CliRunner
 
 from fedspa.agent.ledger.ledger import Ledger
 from fedspa.cli import app
-from fedspa.errors import ConfigError, FedspaError
+from fedspa.errors import ConfigError
 from fedspa.mechanisms.gaussian.event import GaussianEvent
 from fedspa.mechanisms.gaussian.plan import GaussianPlan
 from fedspa.privacy.accounting import epsilon
-from fedspa.report import render, tables, write
+from fedspa.report import render, write
+from fedspa.report.charts import (
+    HEIGHT,
+    LEFT,
+    RIGHT,
+    TOP,
+    WIDTH,
+    Axis,
+    Figure,
+    Line,
+    by_round,
+    nice_step,
+    thinned,
+)
 from fedspa.report.record import promise, read
-from fedspa.running import simulate
+from fedspa.running import run as simulate
 from fedspa.runs.config import load
 from fedspa.runs.guarantee import shown
 from fedspa.runs.setup import prepare
@@ -75,12 +92,6 @@ def page(*folders: Path) -> _Page:
     return _Page(render([read(folder) for folder in folders]))
 
 
-def problems_of(folder: Path) -> list[str]:
-    run = read(folder)
-    promise(run)
-    return run.problems
-
-
 def test_a_run_leaves_its_report(runs: dict[str, Path]) -> None:
     summary = json.loads((runs["plain"] / "summary.json").read_text("utf-8"))
     text = _Page((runs["plain"] / "report.html").read_text("utf-8")).text
@@ -93,53 +104,11 @@ def test_a_run_leaves_its_report(runs: dict[str, Path]) -> None:
     assert "hash chain verified" in text
 
 
-def test_warnings_come_first(runs: dict[str, Path]) -> None:
-    text = page(runs["plain"]).text
-    assert text.index("Read this first") < text.index("seeded noise") < text.index("Guarantee")
-
-
 def test_fedavg_claims_nothing(runs: dict[str, Path]) -> None:
     text = page(runs["fedavg"]).text
     assert "Guarantee none" in text
     assert "Nothing is promised." in text
     assert "ε =" not in text
-
-
-def test_the_plan_says_how_gradients_were_computed(copy: Path) -> None:
-    assert "gradients float32 how they are computed" in page(copy).text
-    summary = json.loads((copy / "summary.json").read_text("utf-8"))
-    (copy / "summary.json").write_text(json.dumps(summary | {"tf32": True}), "utf-8")
-    assert "gradients float32, matrix products in TF32 how" in page(copy).text
-
-
-def test_why_an_engine_was_taken_and_what_would_be_faster(copy: Path) -> None:
-    summary = json.loads((copy / "summary.json").read_text("utf-8"))
-    told = f"why this engine {summary['engine_reason']}"
-    assert told in page(copy).text
-    hinted = summary | {"engine_hints": ["for native: replace <b>Odd</b> ('1')"]}
-    (copy / "summary.json").write_text(json.dumps(hinted), "utf-8")
-    assert "faster for native: replace <b>Odd</b> ('1')" in page(copy).text
-
-
-def test_accuracy_by_class_is_the_servers(copy: Path) -> None:
-    summary = json.loads((copy / "summary.json").read_text("utf-8"))
-    assert len(summary["accuracy_by_class"]) == 10
-    text = page(copy).text
-    row = " ".join(f"{value:.1%}" for value in summary["accuracy_by_class"])
-    assert f"class 0 1 2 3 4 5 6 7 8 9 accuracy {row}" in text
-    (copy / "summary.json").write_text(json.dumps(summary | {"accuracy_by_class": [0.5, None]}), "utf-8")
-    assert "class 0 1 accuracy 50.0% –" in page(copy).text
-
-
-def test_seeded_noise_qualifies_against_whom(runs: dict[str, Path], tmp_path: Path) -> None:
-    simulate(small(tmp_path / "run", privacy={"noise_multiplier": 2.0, "noise": "secure"}))
-    words = "Nothing is promised: THE NOISE OF THIS RUN WAS SEEDED."
-    secure, seeded = page(tmp_path / "run").text, page(runs["plain"]).text
-    assert words not in secure
-    assert "nobody else has to be honest" in secure
-    assert seeded.index(words) < seeded.index("Against whom.") < seeded.index("What would be promised.")
-    assert "What is promised." not in seeded
-    assert "Reviewed as A SIMULATION, of which nothing is private," in seeded
 
 
 def test_shares_by_layer_give_the_plan_that_was_run(tmp_path: Path) -> None:
@@ -165,46 +134,6 @@ def test_shares_by_layer_give_the_plan_that_was_run(tmp_path: Path) -> None:
     assert "noise on each coordinate of the mean gradient" not in text
 
 
-def test_cpsgd_says_against_whom(runs: dict[str, Path], tmp_path: Path) -> None:
-    summary = json.loads((runs["cpsgd"] / "summary.json").read_text("utf-8"))
-    text = page(runs["cpsgd"]).text
-    assert f"ε = {shown(summary['epsilon'])}" in text
-    assert "accountant binomial" in text
-    assert "9,000 of the Binomial noise" in text
-    settings = ALGORITHMS["cpsgd"]
-    changes: tuple[tuple[str, dict[str, Any]], ...] = (
-        ("sum", {"adversary": "secure-aggregation", "members": 5, "colluders": 1}),
-        ("few", {"noise": "seeded"}),
-    )
-    for name, changed in changes:
-        private = {**settings["privacy"], "noise": "secure", **changed}
-        options = {"rotation": True, "trials": 2 if name == "few" else 9000}
-        algorithm = {**settings["algorithm"], "options": options}
-        simulate(small(tmp_path / name, **{**settings, "algorithm": algorithm, "privacy": private}))
-    text = page(tmp_path / "sum").text
-    summary = json.loads((tmp_path / "sum/summary.json").read_text("utf-8"))
-    floor, whom = shown(summary["epsilon_floor"]), "the server with up to 1 of the 5 agents or more whose sums it sees"
-    assert f"Guarantee for each record ε = {shown(summary['epsilon'])}" in text
-    assert f"against {whom}; floor ε = {floor} against all others together" in text
-    assert f"floor {floor} replace-one fixed binomial against all others together" in text
-    assert "The floor. Should all other agents be with the server, or the masks be broken" in text
-    assert text.index("What is promised.") < text.index("The floor.") < text.index("What is not covered.")
-    assert "members 5 added up at least, of whom up to 1 may collude" in text
-    assert "Floor, against all others together" in text
-    assert read(tmp_path / "sum").problems == []
-    agents = tables.ledger(read(tmp_path / "sum"), promise(read(tmp_path / "sum")), ["agent-0"])
-    assert ("ε floor, against all others together", floor) in agents[0]["facts"]
-    compared = page(tmp_path / "sum", runs["cpsgd"]).text
-    assert f"{shown(summary['epsilon'])}, floor {floor}" in compared
-    (tmp_path / "sum/summary.json").write_text(json.dumps({**summary, "epsilon_floor": summary["epsilon"]}))
-    assert any("summary.json says epsilon_floor" in line for line in problems_of(tmp_path / "sum"))
-    (tmp_path / "sum/summary.json").unlink()
-    assert f"Guarantee so far for each record ε = {shown(summary['epsilon'])}" in page(tmp_path / "sum").text
-    text = page(tmp_path / "few").text
-    assert "Guarantee none" in text
-    assert "too small for any ε" in text
-
-
 def test_every_agent_is_priced_by_its_own_count(runs: dict[str, Path]) -> None:
     run = read(runs["uneven"])
     held = promise(run)
@@ -227,7 +156,7 @@ def test_an_unfinished_run_states_what_its_ledger_gives(copy: Path) -> None:
 
 
 def test_a_run_that_ends_early_is_told_the_price_of_its_whole_plan(runs: dict[str, Path], tmp_path: Path) -> None:
-    """Whoever stops by what was released has chosen a length that no accountant was told beforehand."""
+    """Stopping because of a release chooses a length that the accountant did not know beforehand."""
     copy = tmp_path / "stopped"
     shutil.copytree(runs["uneven"], copy)
     (copy / "summary.json").unlink()
@@ -308,18 +237,6 @@ def test_a_ledger_that_cannot_be_read_is_a_problem_of_the_page(copy: Path) -> No
     assert "The plan" not in text
 
 
-def test_a_torn_last_line_is_a_round_in_progress(copy: Path) -> None:
-    with (copy / "metrics.jsonl").open("a", encoding="utf-8") as file:
-        file.write('{"round": 4, "accu')
-    assert not any("metrics" in problem for problem in read(copy).problems)
-
-
-def test_a_folder_without_a_run_is_one_line(tmp_path: Path) -> None:
-    for folder in (tmp_path, tmp_path / "missing"):
-        with pytest.raises(ConfigError, match="holds no run"):
-            write([folder], tmp_path / "report.html")
-
-
 def test_hostile_names_and_values_stay_text(runs: dict[str, Path], copy: Path) -> None:
     """The folder's name, config values, summary texts and agents' names are others' words."""
     folder = copy.rename(copy.with_name(HOSTILE.replace("/", "\\")))
@@ -359,13 +276,6 @@ def test_several_runs_are_compared(runs: dict[str, Path], tmp_path: Path) -> Non
         assert name in found.text
 
 
-def test_two_runs_of_one_name_are_told_apart(runs: dict[str, Path], copy: Path) -> None:
-    twin = copy.rename(copy.with_name("plain"))
-    text = page(runs["plain"], twin).text
-    assert "plain (1)" in text
-    assert "plain (2)" in text
-
-
 def test_each_attempt_at_a_round_counts(copy: Path) -> None:
     for file in copy.glob("ledger.sqlite*"):
         file.unlink()
@@ -391,28 +301,113 @@ def test_a_deployments_server_knows_whom_it_asked(copy: Path) -> None:
     assert sum(attributes.get("class") == "bar" for _, attributes in found.tags) == 6
 
 
-def test_a_ledger_elsewhere_is_named(tmp_path: Path) -> None:
-    simulate(small(tmp_path / "run", run={"engine": "generic", "threads": 1, "ledger": str(tmp_path / "kept.sqlite")}))
-    text = page(tmp_path / "run").text
-    assert "outside of its folder" in text
-    assert "With all earlier runs in the same ledger" in text
+# Figures as geometry: axes hold their values, ticks are round, and rows that matter are never thinned away.
+
+values = st.lists(st.one_of(st.none(), st.floats(0, 1e6)), min_size=1, max_size=40)
 
 
-def test_the_command_writes_beside_the_run_or_where_it_is_told(
-    runs: dict[str, Path], copy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    (copy / "report.html").unlink()
-    for words, path in (
-        ([str(copy)], copy / "report.html"),
-        ([str(copy), str(runs["plain"])], Path("report.html")),
-        ([str(copy), "--out", "other.html"], Path("other.html")),
-    ):
-        done = CliRunner().invoke(app, ["report", *words])
-        assert (done.exit_code, done.stdout) == (0, f"{path}\n")
-        assert path.read_text("utf-8").startswith("<!doctype html>")
+def figure(*lines: Line, **options: Any) -> Figure | None:
+    return by_round("key", "Title", "Caption.", lines, str, tick=str, **options)
 
 
-def test_a_page_that_cannot_be_written_is_one_line(runs: dict[str, Path], tmp_path: Path) -> None:
-    with pytest.raises(FedspaError, match="name another file"):
-        write([runs["plain"]], tmp_path / "nowhere" / "report.html")
+@given(st.floats(1e-12, 1e12))
+def test_a_nice_step_is_just_large_enough(width: float) -> None:
+    step = nice_step(width)
+    assert width * (1 - 1e-9) <= step <= 2.5 * width * (1 + 1e-9)
+    assert float(f"{step:e}".split("e")[0]) in (1, 2, 5)
+
+
+@given(st.floats(-1e6, 1e6), st.floats(1e-3, 1e6), st.integers(2, 10))
+def test_ticks_lie_within_the_axis_and_are_evenly_spaced(low: float, span: float, most: int) -> None:
+    axis = Axis(low, low + span, 0, 100)
+    ticks = axis.ticks(most)
+    assert len(ticks) <= most + 1
+    for tick in ticks:
+        assert -0.1 <= axis.at(tick) <= 100.1
+    gaps = [b - a for a, b in pairwise(ticks)]
+    assert all(math.isclose(gap, gaps[0], rel_tol=1e-3) for gap in gaps)
+
+
+def test_a_logarithmic_axis_has_powers_of_ten() -> None:
+    axis = Axis(100, 1e6, 0, 80, log=True)
+    assert axis.ticks() == [100, 1e3, 1e4, 1e5, 1e6]
+    assert [axis.at(tick) for tick in axis.ticks()] == [0, 20, 40, 60, 80]
+
+
+@given(values, st.sampled_from(["zero", "free", "log"]))
+def test_whatever_the_values_are_the_figure_holds_them(line: list[float | None], scale: str) -> None:
+    drawn = figure(Line("a", line, "s0"), scale=scale)
+    usable = [value for value in line if value is not None and (scale != "log" or value >= 1)]
+    if not usable:
+        assert drawn is None
+        return
+    assert drawn is not None
+    (curve,) = drawn.curves
+    points = [tuple(map(float, point.split())) for point in re.split("[ML]", curve.path)[1:]]
+    assert len(points) >= len(usable)
+    assert all(TOP - 0.01 <= y <= HEIGHT and LEFT <= x <= WIDTH - RIGHT for x, y in points)
+    assert [row[1] for row in drawn.rows] == ["–" if value is None else str(value) for value in line]
+
+
+def test_what_is_above_the_top_is_off_the_scale_and_still_in_the_table() -> None:
+    drawn = figure(Line("a", [1.0, 2.0], "s0"), Line("b", [50.0, 90.0], "s1"), scale="zero", top=3.0)
+    assert drawn is not None
+    first, second = drawn.curves
+    assert not first.off_scale
+    assert second.off_scale
+    assert second.path == ""
+    assert drawn.rows[-1] == ["2", "2.0", "90.0"]
+
+
+@given(st.integers(1, 5000), st.integers(2, 50), st.data())
+def test_thinning_keeps_first_last_and_marked_rows(count: int, most: int, data: st.DataObject) -> None:
+    marked = data.draw(st.integers(0, count - 1))
+    rows = thinned(count, [marked, None], most)
+    assert {0, count - 1, marked} <= set(rows)
+    assert rows == sorted(set(rows))
+    assert len(rows) <= most + 2
+
+
+# An ε that was measured is shown by `shown` and its kin, which round up. A format in an f-string may round down.
+
+ROOT = Path(__file__).parents[2]
+
+
+# A figure of a summary, a result or a total with a number of digits; what a user asked for has no such key.
+ROUNDED = re.compile(r"""\{[^{}]*\[["']epsilon[a-z_]*["']\]\s*:[^{}]*\}""")
+
+
+@pytest.mark.parametrize("folder", ["src", "benchmarks", "examples"])
+def test_no_figure_of_a_run_is_rounded_to_the_nearest(folder: str) -> None:
+    files = [path for path in (ROOT / folder).rglob("*") if path.suffix in (".py", ".ipynb")]
+    assert files
+    found = [f"{path}: {hit}" for path in files for hit in ROUNDED.findall(path.read_text("utf-8").replace('\\"', '"'))]
+    assert found == []
+
+
+def test_the_pattern_sees_one() -> None:
+    assert ROUNDED.search("print(f\"ε = {summary['epsilon']:.2f}\")")
+    assert ROUNDED.search("{run['epsilon_replace_one']:.4f}")
+    assert not ROUNDED.search("{shown(run['epsilon'])}, {run['delta']:g}")
+
+
+def test_what_is_signed_and_the_annex_are_of_the_runs_own_facts(copy: Path) -> None:
+    text = page(copy).text
+    for words in ("Approval", "Purpose", "Controller", "ε was set by", "For the controller"):
+        assert words in text
+    path = copy / "dpia.md"
+    assert CliRunner().invoke(app, ["report", str(copy), "--dpia"], catch_exceptions=False).exit_code == 0
+    annex = path.read_text("utf-8")
+    summary = json.loads((copy / "summary.json").read_text("utf-8"))
+    for words in ("## 5. Residual risk", "to be filled in by the controller", shown(summary["epsilon"]), "agent-0"):
+        assert words in annex
+    assert "--dpia is for one run" in str(CliRunner().invoke(app, ["report", str(copy), str(copy), "--dpia"]).exception)
+
+
+def test_an_audit_is_attached_to_the_run_that_it_attacked(copy: Path) -> None:
+    asked = ["audit", "--out", str(copy), "--draws", "200"]
+    assert CliRunner().invoke(app, asked, catch_exceptions=False).exit_code == 0
+    assert "Audit of this run's mechanism holds" in page(copy).text
+    assert "its own config is audited" in str(CliRunner().invoke(app, [*asked, "--algorithm", "fedspa"]).exception)
+    (copy / "audit.json").write_text('{"holds": true}')
+    assert "audit.json cannot be read" in page(copy).text

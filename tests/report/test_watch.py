@@ -14,8 +14,9 @@ from typer.testing import CliRunner
 from fedspa.cli import app
 from fedspa.cli.watch import snapshot
 from fedspa.errors import ConfigError
-from fedspa.running import Stopped, simulate
+from fedspa.running import run as simulate
 from fedspa.runs.metrics import RoundMetrics
+from fedspa.runs.rundir import Stopped
 
 
 @pytest.fixture(scope="module")
@@ -110,19 +111,6 @@ def test_a_run_that_goes_on_forgets_how_it_ended(stopped: Path, tmp_path: Path) 
     simulate(resume=path, on_round=lambda _: seen.append(snapshot(path).state))
     assert seen == ["running", "running"]
     assert not (path / "ended.json").exists()
-
-
-@pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"ended": "never", "why": ""}', b'{"ended": []}', b"\xff"])
-def test_a_word_that_cannot_be_read_is_none(killed: Path, content: bytes) -> None:
-    (killed / "ended.json").write_bytes(content)
-    assert snapshot(killed).state == "killed"
-
-
-def test_where_nobody_can_tell_a_run_is_on_until_it_says_else(
-    stopped: Path, killed: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("fedspa.cli.watch._locked", lambda folder: None)
-    assert (snapshot(stopped).state, snapshot(killed).state) == ("stopped", "running")
 
 
 def test_no_run_is_one_line(tmp_path: Path) -> None:

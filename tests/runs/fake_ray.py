@@ -30,10 +30,13 @@ class Stored:
 
 
 class Actor:
-    def __init__(self, ray: FakeRay, make: Callable[[], Any], number: int) -> None:
-        self.ray, self.worker, self.number, self.killed = ray, make(), number, False
+    """Started anew, and its call repeated, as often as its options say."""
+
+    def __init__(self, ray: FakeRay, make: Callable[[], Any], number: int, retries: int) -> None:
+        self.ray, self.make, self.number, self.retries, self.killed = ray, make, number, retries, False
+        self.worker: Any = None
         self._thread = ThreadPoolExecutor(1)
-        self.start, self.train = (SimpleNamespace(remote=self._remote(name)) for name in ("start", "train"))
+        self.facts, self.train = (SimpleNamespace(remote=self._remote(name)) for name in ("facts", "train"))
 
     def _remote(self, name: str) -> Callable[..., Future[Any]]:
         def remote(*arguments: Any) -> Future[Any]:
@@ -42,13 +45,39 @@ class Actor:
         return remote
 
     def _call(self, name: str, arguments: tuple[Any, ...]) -> Any:
-        self.ray.calls.append((name, arguments))
-        if self.ray.dies(self.number, name, sum(called == name for called, _ in self.ray.calls)):
-            raise Died(f"worker {self.number}")
-        time.sleep(self.ray.slow.get(self.number, 0.0) if name == "train" else 0.0)
-        values = [pickle.loads(each.content) if isinstance(each, Stored) else each for each in arguments]
-        with _ONE:
-            return getattr(self.worker, name)(*values)
+        for _ in range(self.retries + 1):
+            self.ray.calls.append((name, arguments))
+            if self.ray.dies(self.number, name, sum(called == name for called, _ in self.ray.calls)):
+                self.worker, self.ray.lost = None, self.ray.lost + 1
+                continue
+            time.sleep(self.ray.slow.get(self.number, 0.0) if name == "train" else 0.0)
+            with _ONE:
+                if self.worker is None:
+                    self.worker = self.make()
+                return getattr(self.worker, name)(*map(_content, arguments))
+        raise Died(f"worker {self.number}")
+
+
+def _content(value: Any) -> Any:
+    return pickle.loads(value.content) if isinstance(value, Stored) else value
+
+
+class ActorPool:
+    """As Ray's: each actor that is free gets the next value."""
+
+    def __init__(self, actors: list[Actor]) -> None:
+        self.actors = actors
+
+    def map_unordered(self, submit: Callable[[Actor, Any], Future[Any]], values: list[Any]) -> Iterator[Any]:
+        idle, busy, left = list(self.actors), dict[Future[Any], Actor](), list(values)
+        while left or busy:
+            while left and idle:
+                actor = idle.pop()
+                busy[submit(actor, left.pop(0))] = actor
+            done, _ = wait(busy, return_when=FIRST_COMPLETED)
+            for future in done:
+                idle.append(busy.pop(future))
+                yield future.result()
 
 
 class FakeRay:
@@ -57,6 +86,7 @@ class FakeRay:
 
     exceptions = SimpleNamespace(RayError=Died)
     cloudpickle = pickle
+    util = SimpleNamespace(ActorPool=ActorPool)
 
     def __init__(
         self,
@@ -67,21 +97,25 @@ class FakeRay:
         self.actors: list[Actor] = []
         self.calls: list[tuple[str, tuple[Any, ...]]] = []
         self.stored: list[Stored] = []
-        self.closed = 0
+        self.closed = self.lost = 0
 
     def put(self, value: object) -> Stored:
         self.stored.append(Stored(value))
         return self.stored[-1]
 
-    def remote(self, make: Callable[[], Any]) -> Any:
-        def started() -> Actor:
-            self.actors.append(Actor(self, make, len(self.actors)))
-            return self.actors[-1]
+    def remote(self, make: Callable[..., Any]) -> Any:
+        def options(max_task_retries: int, **_: Any) -> Any:
+            def started(*made: Stored) -> Actor:
+                own = lambda: make(*map(_content, made))  # noqa: E731
+                self.actors.append(Actor(self, own, len(self.actors), max_task_retries))
+                return self.actors[-1]
 
-        return SimpleNamespace(options=lambda **options: SimpleNamespace(remote=started))
+            return SimpleNamespace(remote=started)
+
+        return SimpleNamespace(options=options)
 
     def wait(self, futures: list[Future[Any]], num_returns: int, timeout: float | None) -> tuple[list[Any], list[Any]]:
-        done, left = wait(futures, timeout=timeout, return_when=FIRST_COMPLETED)
+        done, left = wait(futures, timeout=timeout)
         return list(done)[:num_returns], list(left)
 
     def get(self, future: Future[Any]) -> Any:

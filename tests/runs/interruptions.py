@@ -16,9 +16,9 @@ from small_runs import ended, outcome, start
 
 from fedspa.agent.ledger.ledger import Ledger
 from fedspa.agent.ledger.report import verify
-from fedspa.running import Stopped, simulate
+from fedspa.running import run as simulate
 from fedspa.runs.config import Config
-from fedspa.runs.rundir import RunFolder
+from fedspa.runs.rundir import RunFolder, Stopped
 
 STEPS = ((os, "fsync"), (os, "replace"), (Ledger, "reserve_many"), (Ledger, "release_many"))
 Make = Callable[[Path], Config | dict[str, Any]]

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from fedspa.data.adapters import from_arrays, from_examples
 from fedspa.data.dataset import Dataset
 from fedspa.data.datasets import load
-from fedspa.data.given import from_arrays, from_examples
 from fedspa.examples import Tree, tensors
 from reproduction import stand_in
 

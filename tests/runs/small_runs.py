@@ -12,7 +12,7 @@ from fedspa.agent.ledger.report import export
 
 SMALL: dict[str, dict[str, Any]] = {
     "federation": {"agents": 6, "rounds": 4, "per_round": 3},
-    "algorithm": {"compression": 0.2, "local_steps": 2, "batch": 10, "local_lr": 0.5},
+    "algorithm": {"compression": 0.2, "local_steps": 2, "batch": 10, "local_lr": 0.5, "server_lr": 1.0},
     "privacy": {"noise_multiplier": 2.0, "clip_value": 0.3, "noise": "seeded"},
     "run": {"engine": "generic", "threads": 1},
 }
@@ -26,7 +26,7 @@ ALGORITHMS: dict[str, dict[str, dict[str, Any]]] = {
             "name": "cpsgd",
             "compression": 1.0,
             "local_steps": 1,
-            "options": {"rotation": True, "trials": 9000},
+            "options": {"trials": 9000},
         },
         "privacy": {"noise_multiplier": None, "sampling": "fixed", "clip": "coordinate"},
     },

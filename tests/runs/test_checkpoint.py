@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +14,17 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import save_file
+from small_runs import outcome, small
 
+import fedspa
 from fedspa import durable
+from fedspa.errors import FedspaError
 from fedspa.runs import checkpoint
-from fedspa.runs.checkpoint import Checkpoint, CheckpointError, OtherFormat, load, load_latest, save
+from fedspa.runs.checkpoint import Checkpoint, CheckpointError, load, load_latest, save
 from fedspa.runs.config import load as load_config
-from fedspa.runs.run_state import check_same_run
+from fedspa.runs.loop import check_same_run
+from fedspa.runs.metrics import RoundMetrics
+from fedspa.runs.rundir import Journal
 from fedspa.server.optimizers import ServerState
 
 floats = st.floats(width=32, allow_nan=False, allow_infinity=False)
@@ -69,15 +74,6 @@ def test_what_is_saved_comes_back_to_the_bit(
     assert read is not None
     assert same(read, written)
     check_same_run(folder, read, load_config(), {"d": len(theta)})
-
-
-def test_the_last_few_are_kept(tmp_path: Path) -> None:
-    for done in range(12):
-        save(tmp_path, example(done))
-    assert sorted(path.name for path in tmp_path.iterdir()) == [f"round-{done:06d}.safetensors" for done in (10, 11)]
-    latest = load_latest(tmp_path)
-    assert latest is not None
-    assert latest.state.round == 11
 
 
 def test_a_damaged_newest_falls_back_and_says_so(tmp_path: Path) -> None:
@@ -165,14 +161,6 @@ def test_hostile_tensors(tmp_path: Path, tensors: dict[str, torch.Tensor], word:
         load(_forge(tmp_path, json.dumps(header), tensors))
 
 
-def test_another_format_is_refused_by_name_and_nothing_before_it_is_taken(tmp_path: Path) -> None:
-    save(tmp_path, example(1))
-    header = _header(save(tmp_path, example(2))) | {"format": 2}
-    _forge(tmp_path, json.dumps(header), {"theta": torch.ones(3)}).replace(tmp_path / "round-000002.safetensors")
-    with pytest.raises(OtherFormat, match="has format 2 and this fedspa reads 1; finish the run with the version"):
-        load_latest(tmp_path)
-
-
 def test_no_pickle_is_ever_read(tmp_path: Path) -> None:
     path = tmp_path / "round-000001.safetensors"
     torch.save({"theta": torch.ones(3)}, path)
@@ -220,13 +208,6 @@ def test_a_write_that_fails_leaves_what_was_there(tmp_path: Path, monkeypatch: p
         assert (tmp_path / "round-000001.safetensors").read_bytes() == before
 
 
-def test_drafts_of_killed_writers_are_cleared_away(tmp_path: Path) -> None:
-    (tmp_path / f"round-000003.safetensors{durable.DRAFT}").write_bytes(b"half")
-    assert load_latest(tmp_path) is None
-    save(tmp_path, example(1))
-    assert [path.name for path in tmp_path.iterdir()] == ["round-000001.safetensors"]
-
-
 def _header(path: Path) -> dict[str, Any]:
     content = path.read_bytes()
     outer = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
@@ -238,3 +219,62 @@ def _forge(folder: Path, header: str, tensors: dict[str, torch.Tensor]) -> Path:
     path = folder / "forged.safetensors"
     save_file(tensors, path, {"fedspa": header, "digest": checkpoint._digest(header, tensors)})
     return path
+
+
+# The lines of metrics: one file that grows, a checkpoint that does not, and lines that no checkpoint counts on.
+
+
+def line(t: int) -> RoundMetrics:
+    return RoundMetrics(t, 0.1 + 0.2, 1 / 3, 3, 900, None, False, None)
+
+
+def written(folder: Path, count: int) -> bytes:
+    """Write a journal of so many lines, and return its content."""
+    folder.mkdir(exist_ok=True)
+    journal = Journal(folder)
+    for t in range(count):
+        journal.add(asdict(line(t)))
+    journal.settle()
+    return (folder / "metrics.jsonl").read_bytes() if count else b""
+
+
+@given(count=st.integers(0, 6), back=st.integers(0, 6), torn=st.binary(max_size=9))
+def test_it_comes_back_to_any_round(
+    tmp_path_factory: pytest.TempPathFactory, count: int, back: int, torn: bytes
+) -> None:
+    folder, rounds = tmp_path_factory.mktemp("journal"), min(back, count)
+    (folder / "metrics.jsonl").write_bytes(written(folder, count) + torn)
+    again = Journal(folder)
+    assert again.rewind(rounds) == [line(t) for t in range(rounds)]
+    again.add(asdict(line(rounds)))
+    assert (folder / "metrics.jsonl").read_bytes() == written(folder / "other", rounds + 1)
+
+
+@given(kept=st.integers(0, 10**4))
+def test_lines_that_a_checkpoint_counts_on_must_be_whole(tmp_path_factory: pytest.TempPathFactory, kept: int) -> None:
+    """Cut anywhere, a journal gives all the lines that are asked for or none, and a refusal changes nothing."""
+    folder = tmp_path_factory.mktemp("journal")
+    content = written(folder, 3)
+    left = content[: kept % len(content)]
+    (folder / "metrics.jsonl").write_bytes(left)
+    with pytest.raises(FedspaError, match="does not hold the 3 rounds"):
+        Journal(folder).rewind(3)
+    assert (folder / "metrics.jsonl").read_bytes() == left
+    assert len(Journal(folder).rewind(left.count(b"\n"))) == left.count(b"\n")
+
+
+def test_a_checkpoint_does_not_grow_with_the_rounds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It held the metrics of all rounds: 10,000 rounds of a model of 240 bytes wrote 9 GB."""
+    sizes: list[int] = []
+    replace = durable.replace_tensors
+
+    def weighed(path: Path, write: object) -> None:
+        replace(path, write)  # type: ignore[arg-type]
+        sizes.append(path.stat().st_size)
+
+    monkeypatch.setattr(durable, "replace_tensors", weighed)
+    fedspa.run(small(tmp_path / "run", federation={"rounds": 60, "per_round": 1}, algorithm={"local_steps": 1}))
+    checkpoints = sizes[:-1]  # the last is the model
+    assert len(checkpoints) == 61
+    assert max(checkpoints) - min(checkpoints) < 100  # digits of the counts
+    assert outcome(tmp_path / "run")["summary"]["rounds"] == 60

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, cast, get_args
+from typing import Any, get_args
 
 import pytest
 import torch
@@ -13,33 +12,23 @@ from small_runs import ALGORITHMS, small
 
 import fedspa
 from fedspa.errors import ConfigError
-from fedspa.learning.threads import torch_threads
+from fedspa.learning.forward import torch_threads
 from fedspa.runs.config import Config, load
-from fedspa.runs.run_ledger import RunLedger
+from fedspa.runs.local import LocalTransport
+from fedspa.runs.loop import run_round
 from fedspa.runs.sections import Run
 from fedspa.runs.setup import prepare
-from fedspa.runs.simulate import Simulation
+from fedspa.server.coordinator import Coordinator
 
 NAMES = tuple(ALGORITHMS)
 ENGINES = get_args(Run.model_fields["engine"].annotation)
+QUICK = {("fedspa", "auto"), *((name, "generic") for name in NAMES)}
 OPTIONS = [
     (key, value)
     for key, kind, _ in keys()
     if key.startswith(("algorithm.", "privacy.")) and key != "algorithm.name"
     for value in listed(kind) or []
 ]
-
-
-class NoBooks:
-    """Nothing is counted: what is tried is whether a round that was paid for would end."""
-
-    run, ledger, cap, guarantee = "none", None, None, None
-
-    def turns(self, t: int, cohort: Sequence[int]) -> tuple[int, list[int]]:
-        return 1, list(cohort)
-
-    def took_part(self, agents: Sequence[int]) -> None:
-        pass
 
 
 def records() -> fedspa.Dataset:
@@ -66,7 +55,7 @@ def made(name: str, engine: str, key: str, value: Any) -> Config:
 @pytest.mark.parametrize(
     ("name", "engine"),
     [
-        pytest.param(name, engine, marks=[] if engine in ("auto", "generic") else [pytest.mark.long])
+        pytest.param(name, engine, marks=[] if (name, engine) in QUICK else [pytest.mark.long])
         for name in NAMES
         for engine in ENGINES
     ],
@@ -79,7 +68,7 @@ def test_it_is_refused_before_it_starts_or_a_round_ends(name: str, engine: str) 
         except ConfigError:  # and no other
             continue
         with torch_threads(1):
-            metrics = Simulation(job).round([0, 1], cast(RunLedger, NoBooks()))
+            metrics = run_round(Coordinator(job.server), LocalTransport(job), [0, 1])
         assert metrics.agents == 2, (key, value)
         ended.append((key, value))
     assert len(ended) > 10

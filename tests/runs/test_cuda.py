@@ -68,17 +68,17 @@ def test_generic_gives_on_a_gpu_what_it_gives_on_a_cpu(tmp_path: Path, kind: str
 
 
 @pytest.mark.parametrize("kind", sorted({*KINDS} - {"exact"}))
-def test_stacked_trains_every_algorithm(tmp_path: Path, kind: str) -> None:
+def test_traced_trains_every_algorithm(tmp_path: Path, kind: str) -> None:
     """Its Gaussian noise is another, and small here; a class by guessing has 10 %."""
-    found, theta = run(tmp_path / "cuda", "cuda", "stacked", kind)
-    assert found["engine"] == "stacked"
+    found, theta = run(tmp_path / "cuda", "cuda", "traced", kind)
+    assert found["engine"] == "traced"
     assert torch.isfinite(theta).all()
     assert found["accuracy_last"] > 0.3
     assert len(found["accuracy_by_class"]) == 10
 
 
-def test_auto_takes_stacked_and_for_exact_noise_traced(tmp_path: Path) -> None:
-    assert run(tmp_path / "plain", "cuda", "auto", "fedspa")[0]["engine"] == "stacked"
+def test_auto_takes_traced_for_exact_noise_too(tmp_path: Path) -> None:
+    assert run(tmp_path / "plain", "cuda", "auto", "fedspa")[0]["engine"] == "traced"
     found = run(tmp_path / "exact", "cuda", "auto", "exact")[0]
     assert found["engine"] == "traced"
     assert found["accuracy_last"] > 0.3
@@ -92,12 +92,11 @@ fedspa.run(config, on_round=lambda metrics: metrics.round == 3 and os.kill(os.ge
 """
 
 
-@pytest.mark.parametrize("engine", ["stacked", "traced"])
-def test_killed_and_resumed_to_the_same_bits(tmp_path: Path, engine: str) -> None:
+def test_killed_and_resumed_to_the_same_bits(tmp_path: Path) -> None:
     """In a process of its own: one that is forked cannot use a GPU."""
-    config = sections(tmp_path / "killed", "cuda", engine, "fedspa")
+    config = sections(tmp_path / "killed", "cuda", "traced", "fedspa")
     child = subprocess.run([sys.executable, "-c", KILLED, json.dumps(config)], check=False, capture_output=True)
     assert child.returncode == -signal.SIGKILL, child.stderr.decode()
     fedspa.run(resume=tmp_path / "killed")
-    _, whole = run(tmp_path / "whole", "cuda", engine, "fedspa")
+    _, whole = run(tmp_path / "whole", "cuda", "traced", "fedspa")
     assert torch.equal(parameters(tmp_path / "killed"), whole)

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_model
 from torch import Tensor, nn
 
 import fedspa
 from fedspa.errors import ConfigError
-from fedspa.server.coordinator import Coordinator
+from fedspa.runs.rebuild import require_its_own
 
 CONFIG = {
     "federation": {"agents": 2, "per_round": 2, "rounds": 3},
@@ -50,17 +51,6 @@ def test_one_layer_under_two_names_trains_is_saved_and_loaded(tmp_path: Path) ->
     assert torch.equal(again.module(x), module.eval()(x))
 
 
-def test_both_uses_of_a_shared_layer_are_in_its_gradient() -> None:
-    from fedspa.learning.flat import FlatModel
-
-    module = shared()
-    x, y = torch.randn(1, 4), torch.tensor([1])
-    model = FlatModel(module)
-    found = model.gradients_alone(model.flatten(), x, y)[0]
-    parts = torch.autograd.grad(nn.functional.cross_entropy(module(x), y), list(module.parameters()))
-    assert torch.allclose(found, torch.cat([part.flatten() for part in parts]), rtol=1e-5, atol=1e-7)
-
-
 class OwnState(nn.Linear):
     """A module whose state_dict fails."""
 
@@ -70,7 +60,7 @@ class OwnState(nn.Linear):
 
 def whole(folder: Path) -> dict[str, Any]:
     """The summary of a run that has all its files."""
-    assert (folder / "ledger.sqlite").is_file()
+    assert (folder.parent / "ledger.sqlite").is_file()
     assert load_file(folder / "model.safetensors")
     summary: dict[str, Any] = json.loads((folder / "summary.json").read_text())
     assert summary["rounds"] == 3
@@ -87,21 +77,11 @@ def test_a_module_that_cannot_be_saved_leaves_its_parameters(tmp_path: Path) -> 
     assert torch.equal(kept["bias"], module.bias)
 
 
-def test_a_model_that_fails_where_it_is_last_examined(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(self: Coordinator) -> Any:
-        raise RuntimeError("the user's forward")
-
-    monkeypatch.setattr(Coordinator, "closing", fail)
-    with pytest.warns(fedspa.RunWarning, match="could not be examined"):
-        fedspa.run(config(tmp_path / "run"), data=records(), module=nn.Linear(4, 2))
-    assert any("could not be examined" in note for note in whole(tmp_path / "run")["warnings"])
-
-
 def test_a_report_that_fails_in_any_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object) -> None:
         raise KeyError("a template")
 
-    monkeypatch.setattr("fedspa.running.report.write", fail)
+    monkeypatch.setattr("fedspa.report.write", fail)
     fedspa.run(config(tmp_path / "run"), data=records(), module=nn.Linear(4, 2))
     whole(tmp_path / "run")
 
@@ -111,28 +91,58 @@ def test_the_model_is_written_before_the_summary_is_made(tmp_path: Path, monkeyp
         raise RuntimeError("no summary")
 
     with monkeypatch.context() as broken:
-        broken.setattr("fedspa.runs.run_state.summarise", fail)
+        broken.setattr("fedspa.runs.loop.summarise", fail)
         with pytest.raises(RuntimeError, match="no summary"):
             fedspa.run(config(tmp_path / "run"), data=records(), module=nn.Linear(4, 2))
     assert load_file(tmp_path / "run" / "model.safetensors")
-    assert (tmp_path / "run" / "ledger.sqlite").is_file()
+    assert (tmp_path / "ledger.sqlite").is_file()
     # Nothing is trained again: what is missing is made of what is there.
     fedspa.run(resume=tmp_path / "run", data=records(), module=nn.Linear(4, 2))
     whole(tmp_path / "run")
 
 
-def test_what_fails_between_two_rounds_leaves_a_model(tmp_path: Path) -> None:
-    asked = []
+# A card goes with a module whose parameters are those of the run, all of them and no others.
 
-    def metric(found: Tensor, y: Any) -> float:
-        asked.append(1)
-        if len(asked) == 3:  # once before the run, once after the first round
-            raise ValueError("in the second round")
-        return 0.0
 
-    module = nn.Linear(4, 2)
-    with pytest.raises(ConfigError, match="the metric 'own' failed"):
-        fedspa.run(config(tmp_path / "run"), data=records(), module=module, metrics={"own": metric})
-    kept = load_file(tmp_path / "run" / "model.safetensors")
-    assert torch.equal(kept["weight"], module.weight)
-    assert (tmp_path / "run" / "ledger.sqlite").is_file()
+def net() -> nn.Sequential:
+    return nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 4)).eval()
+
+
+def tied(module: nn.Sequential) -> None:
+    """The same values under another name are no other values."""
+    module.append(nn.Linear(4, 4))
+    module[3].weight, module[3].bias = module[0].weight, module[0].bias
+
+
+def moved(module: nn.Sequential) -> None:
+    module[2].bias.data += 1e-3
+
+
+def with_buffer(module: nn.Sequential) -> None:
+    module.register_buffer("scale", torch.ones(3))
+
+
+@pytest.mark.parametrize("change", [lambda module: None, tied, lambda module: module.append(nn.Softmax(1))])
+def test_the_runs_own_parameters_pass(change: Callable[[nn.Sequential], object], tmp_path: Path) -> None:
+    module = net()
+    save_model(module, str(tmp_path / "model.safetensors"))
+    change(module)
+    require_its_own(module, tmp_path)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        moved,
+        with_buffer,
+        lambda module: module.append(nn.Linear(4, 2)),
+        lambda module: module.pop(2),
+        lambda module: module.insert(0, nn.Linear(4, 4)),
+    ],
+)
+def test_other_parameters_are_refused(change: Callable[[nn.Sequential], object], tmp_path: Path) -> None:
+    module = net()
+    save_model(module, str(tmp_path / "model.safetensors"))
+    change(module)
+    with pytest.raises(ConfigError, match="other parameters than the run"):
+        require_its_own(module, tmp_path)

@@ -2,7 +2,7 @@
 
 The rows are read off the config's own types. A new key is in the table by being there: Literals and switches list their
 values themselves, and any other key without an entry in VALUES fails the test that says so. All rows are for `-m long`;
-those of CHECKPOINTED, whose keys decide what a checkpoint holds, are tried every time.
+a value of each key of CHECKPOINTED, which decide what a checkpoint holds, is tried every time.
 """
 
 from __future__ import annotations
@@ -24,8 +24,7 @@ from fedspa.agent.ledger.report import verify
 from fedspa.algorithms import ALGORITHMS as REGISTRY
 from fedspa.data import patches
 from fedspa.learning.tasks.named import NAMES as TASKS
-from fedspa.runs.config import load
-from fedspa.runs.plans import flat
+from fedspa.runs.config import flat, load
 from fedspa.runs.sections import Privacy
 
 Sections = dict[str, dict[str, Any]]
@@ -52,6 +51,7 @@ def table(**keys: Any) -> Sections:
 VALUES: dict[str, list[Any]] = {
     "tuning.candidates": [[{"algorithm.server_lr": 0.5}, {"algorithm.ema": 0.5}]],
     "tuning.rounds": [3],
+    "tuning.expected_gains": [[[0.5], [0.0]]],
     "federation.agents": [7],
     "federation.rounds": [5],
     "federation.per_round": [2],
@@ -60,12 +60,14 @@ VALUES: dict[str, list[Any]] = {
     "data.dir": ["elsewhere"],
     "data.table": [table(agent="clinic", split="part", test="held")["data"]["table"]],
     "data.holdout": [0.25],
+    "data.agent_holdout": [0.25],
     "data.partition": ["shards", "dirichlet:5"],
     "data.person": ["patient"],
     "data.person_records": [2],
     "model.name": ["mlp"],
     "task.name": [*(name for name in TASKS if name != "classification"), "small_records:own_loss"],
-    "task.options": [{"weights": [1.0, 3.0], "label_smoothing": 0.2}],
+    "task.metric": ["average_precision"],
+    "task.options": [{"weights": [1.0, 3.0], "label_smoothing": 0.2}, {"weights": "balanced"}],
     "algorithm.name": list(REGISTRY),
     "algorithm.compression": [0.5, [0.5, 1.0]],
     "algorithm.local_steps": [1],
@@ -76,7 +78,11 @@ VALUES: dict[str, list[Any]] = {
     "algorithm.server_options.beta2": [0.9],
     "algorithm.server_options.kappa": [0.01],
     "algorithm.ema": [0.5],
-    "algorithm.options": [{"rotation": True, "trials": 12_000, "bits": 6}],
+    "algorithm.local_options.beta1": [0.5],
+    "algorithm.local_options.beta2": [0.9],
+    "algorithm.local_options.kappa": [0.01],
+    "algorithm.warmup": [2],
+    "algorithm.options": [{"trials": 12_000, "bits": 6}],
     "privacy.epsilon": [3.0],
     "privacy.noise_multiplier": [1.5],
     "privacy.delta": [1e-4],
@@ -84,6 +90,7 @@ VALUES: dict[str, list[Any]] = {
     "privacy.colluders": [2],
     "privacy.members": [4],
     "run.seed": [3],
+    "run.chosen": [],  # what a run writes
     "run.device": [],  # the GPU has tests of its own
     "run.threads": [2],
     "run.workers": [],  # workers have tests of their own: test_workers.py, test_ray.py
@@ -117,14 +124,20 @@ COMPANIONS: dict[str, Sections] = {
     "algorithm.compression=[0.5, 1.0]": {"algorithm": {"mask": "fixed"}},
     "algorithm.server_options.beta2": {"algorithm": {"server": "adam"}},
     "algorithm.server_options.kappa": {"algorithm": {"server": "adam"}},
+    **{
+        f"algorithm.local_options.{key}": {"algorithm": {"local_optimizer": "adam"}}
+        for key in ("beta1", "beta2", "kappa")
+    },
     "algorithm.options": _CPSGD,
     "privacy.epsilon": {"privacy": {"noise_multiplier": None}},
     "privacy.adversary": _CPSGD,
     "privacy.colluders": _SUMS,
     "privacy.members": _SUMS,
+    "privacy.recovery": {**_SUMS, "privacy": {**_SUMS["privacy"], "members": 5}},
     "tuning.candidates": {"data": {"holdout": 0.2}},
     "tuning.rounds": _TRIALS,
     "tuning.scored_by": _TRIALS,
+    "tuning.expected_gains": _TRIALS,
     "run.threads": {"run": {"engine": "native"}},
     **{f"algorithm.name={name}": sections for name, sections in ALGORITHMS.items()},
 }
@@ -133,7 +146,7 @@ COMPANIONS: dict[str, Sections] = {
 # Keys that decide which tensors and numbers a checkpoint has, how often it is saved, or what is counted beside it.
 CHECKPOINTED = {
     *("federation.cap", "data.person", "algorithm.name", "algorithm.mask", "algorithm.server", "algorithm.ema"),
-    "algorithm.server_options.lr_decay",
+    "algorithm.schedule",
     *("privacy.clip_rule", "privacy.adversary", "tuning.candidates", "run.ledger", "run.checkpoint_every"),
 }
 ROWS = [
@@ -141,6 +154,12 @@ ROWS = [
     for key, kind, default in keys()
     for value in (listed(kind) or VALUES.get(key, []))
     if value != default and (key, value) not in (("privacy.noise", "secure"), ("privacy.noise", "exact"))
+]
+# Of those keys the first value, and every algorithm.
+QUICK = [
+    row
+    for place, row in enumerate(ROWS)
+    if row[0] in CHECKPOINTED and (row[0] == "algorithm.name" or row[0] not in {key for key, _ in ROWS[:place]})
 ]
 
 
@@ -194,10 +213,7 @@ def few_pictures() -> Iterator[None]:
 
 @pytest.mark.parametrize(
     ("key", "value"),
-    [
-        pytest.param(*row, id="-".join(map(str, row)), marks=[] if row[0] in CHECKPOINTED else [pytest.mark.long])
-        for row in ROWS
-    ],
+    [pytest.param(*row, id="-".join(map(str, row)), marks=[] if row in QUICK else [pytest.mark.long]) for row in ROWS],
 )
 def test_killed_stopped_and_resumed_it_is_the_same_run(
     tmp_path: Path, key: str, value: Any, request: pytest.FixtureRequest

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import ctypes
-import json
 import os
 import re
 import resource
-import shutil
 import signal
 import subprocess
 import sys
@@ -27,12 +25,12 @@ from fedspa.agent.ledger import ledger as ledger_module
 from fedspa.agent.ledger.report import verify
 from fedspa.algorithms.base import finite
 from fedspa.cli import main
-from fedspa.errors import ConfigError, FedspaError, LedgerError, PayloadError
-from fedspa.running import Stopped, simulate
-from fedspa.runs import rundir as folder_module
-from fedspa.runs.checkpoint import CheckpointError, load_latest
+from fedspa.errors import ConfigError, FedspaError, PayloadError
+from fedspa.running import run as simulate
+from fedspa.runs import loop
+from fedspa.runs.checkpoint import load_latest
 from fedspa.runs.config import load, to_toml
-from fedspa.runs.simulate import Simulation
+from fedspa.runs.rundir import Stopped
 from fedspa.server.coordinator import Diverged
 from fedspa.wire.payload import Update
 
@@ -81,7 +79,7 @@ class TestDiskFull:
                 while True:
                     file.write(bytes(512))
 
-        with pytest.raises(FedspaError, match=r"No space left|no room") as caught:
+        with pytest.raises(FedspaError, match=r"No space left|no disk space") as caught:
             simulate(small(disk / "run"), on_round=fill)
         one_line(caught.value)
         ballast.unlink()
@@ -104,31 +102,6 @@ class TestDiskFull:
         simulate(resume=tmp_path / "run")
         assert outcome(tmp_path / "run") == whole
 
-    @pytest.mark.parametrize("step", ["add_round", "save", "finish"])
-    def test_no_room_at_each_kind_of_write(
-        self, tmp_path: Path, step: str, whole: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        def full(*arguments: object, **options: object) -> None:
-            raise OSError(28, "No space left on device")
-
-        begun: list[object] = []
-        with monkeypatch.context() as patched:
-            original = getattr(folder_module.RunFolder, step)
-
-            def failing(self: folder_module.RunFolder, *arguments: Any) -> None:
-                if begun or step == "finish":  # the second write of its kind
-                    with self._writing():
-                        full()
-                begun.append(step)
-                original(self, *arguments)
-
-            patched.setattr(folder_module.RunFolder, step, failing)
-            with pytest.raises(FedspaError, match=r"No space left on device.*--resume") as caught:
-                simulate(small(tmp_path / "run"))
-            one_line(caught.value)
-        simulate(resume=tmp_path / "run")
-        assert outcome(tmp_path / "run") == whole
-
 
 class TestReadOnlyFolder:
     def test_at_the_start(self, disk: Path) -> None:
@@ -136,19 +109,6 @@ class TestReadOnlyFolder:
         with pytest.raises(ConfigError, match=r"run\.out.*Read-only") as caught:
             simulate(small(disk / "run"))
         one_line(caught.value)
-
-    def test_while_running(self, disk: Path, whole: dict[str, Any]) -> None:
-        """The disk itself cannot be made read-only under open files, so the run is stopped in between."""
-        seen: list[object] = []
-        with pytest.raises(Stopped):
-            simulate(small(disk / "run"), on_round=seen.append, stop=lambda: len(seen) == 1)
-        subprocess.run(["mount", "-o", "remount,ro", str(disk)], check=True)
-        with pytest.raises(FedspaError, match=r"cannot be written|[Rr]ead-only") as caught:
-            simulate(resume=disk / "run")
-        one_line(caught.value)
-        subprocess.run(["mount", "-o", "remount,rw", str(disk)], check=True)
-        simulate(resume=disk / "run")
-        assert outcome(disk / "run") == whole
 
 
 class TestTwoRunsInOneFolder:
@@ -168,10 +128,6 @@ class TestTwoRunsInOneFolder:
         assert ended(child) == -signal.SIGKILL
         simulate(resume=tmp_path / "run")
         assert outcome(tmp_path / "run") == whole
-
-    def test_a_finished_or_stopped_run_is_not_overwritten(self, stopped: Path) -> None:
-        with pytest.raises(ConfigError, match=r"not empty.*--resume"):
-            simulate(small(stopped))
 
 
 def test_a_clock_that_jumps_back(tmp_path: Path, whole: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -195,34 +151,6 @@ def test_a_clock_that_jumps_back(tmp_path: Path, whole: dict[str, Any], monkeypa
 
 
 class TestDamagedFiles:
-    def test_metrics_beyond_the_checkpoint(self, stopped: Path, whole: dict[str, Any]) -> None:
-        """What a kill leaves after the lines of the checkpoint: a torn line, or lines of later rounds."""
-        file = stopped / "metrics.jsonl"
-        before = file.read_bytes()
-        for more in (b'{"round": 2, "accu', before):
-            file.write_bytes(before + more)
-            copy = Path(shutil.copytree(stopped, stopped.with_name(f"copy-{len(more)}")))
-            simulate(resume=copy)
-            assert outcome(copy) == whole
-
-    @pytest.mark.parametrize(
-        "damage",
-        [
-            lambda content: content[:-1],
-            lambda content: b"\0" * len(content),
-            lambda content: None,
-        ],
-        ids=["unended", "zeros", "gone"],
-    )
-    def test_metrics(self, stopped: Path, damage: Callable[[bytes], bytes | None]) -> None:
-        file = stopped / "metrics.jsonl"
-        left = damage(file.read_bytes())
-        file.unlink() if left is None else file.write_bytes(left)
-        with pytest.raises(FedspaError, match=r"damaged: it does not hold the 2 rounds.*backup") as caught:
-            simulate(resume=stopped)
-        one_line(caught.value)
-        assert (file.read_bytes() if file.exists() else None) == left
-
     def test_the_newest_checkpoint(
         self, stopped: Path, whole: dict[str, Any], caplog: pytest.LogCaptureFixture
     ) -> None:
@@ -232,22 +160,8 @@ class TestDamagedFiles:
         newest.write_bytes(flipped)
         simulate(resume=stopped)
         assert "round-000002" in caplog.text
-        assert "going on from the checkpoint before it" in caplog.text
+        assert "resuming from the checkpoint before it" in caplog.text
         assert outcome(stopped) == whole
-
-    def test_all_checkpoints(self, stopped: Path) -> None:
-        for path in (stopped / "checkpoint").iterdir():
-            path.write_bytes(b"nothing")
-        with pytest.raises(CheckpointError, match=r"no whole checkpoint.*backup") as caught:
-            simulate(resume=stopped)
-        one_line(caught.value)
-        assert len((stopped / "metrics.jsonl").read_text().splitlines()) == 2
-
-    def test_the_ledger(self, stopped: Path) -> None:
-        (stopped / "ledger.sqlite").write_bytes(b"nothing" * 1000)
-        with pytest.raises(LedgerError, match="not a ledger") as caught:
-            simulate(resume=stopped)
-        one_line(caught.value)
 
 
 LOUD = {"noise_multiplier": 1e8, "clip_value": 1e10, "epsilon": None}
@@ -287,39 +201,6 @@ class TestDivergence:
         assert caught.value.code == "not-finite"
 
 
-class TestRecordsThatAreNotFinite:
-    """Features so large that their gradients overflow: finite enough to be loaded, and zero to the mechanism."""
-
-    def test_the_agents_log_tells_and_the_run_does_not(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-    ) -> None:
-        monkeypatch.syspath_prepend(tmp_path)
-        (tmp_path / "overflowing_records.py").write_text(
-            "from dataclasses import replace\n"
-            "from fedspa.data.datasets import load\n"
-            "def sound():\n"
-            "    return load('digits', None)\n"
-            "def bad():\n"
-            "    x = sound().train_x.clone()\n"
-            "    x[::5] = 3e38\n"
-            "    return replace(sound(), train_x=x)\n"
-        )
-        left: dict[str, tuple[object, ...]] = {}
-        for kind in ("sound", "bad"):
-            caplog.clear()
-            folder = tmp_path / kind
-            fedspa.run(small(folder, data={"name": f"overflowing_records:{kind}"}))
-            told = [record.getMessage() for record in caplog.records if record.name == "fedspa.agent"]
-            assert bool(told) == (kind == "bad")
-            assert all("had a gradient that was not finite and counted as zero" in line for line in told)
-            lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text("utf-8").splitlines()]
-            summary = json.loads((folder / "summary.json").read_text("utf-8"))
-            left[kind] = ([names(line) for line in lines], names(summary))
-            for file in filter(Path.is_file, folder.rglob("*")):
-                assert not re.search(rb"zeroed|not finite", file.read_bytes()), file
-        assert left["sound"] == left["bad"]
-
-
 class TestInterrupt:
     """Ctrl-C, in a process that is in native code and cannot run Python's own handlers."""
 
@@ -332,7 +213,7 @@ class TestInterrupt:
         assert ended(child) == 130
         said = (tmp_path / "err").read_text()
         assert "Stopping after this round" in said
-        found = re.search(r"stopped after round (\d) of 4; to go on: fedspa run --resume run\n", said)
+        found = re.search(r"stopped after round (\d) of 4; to resume: fedspa run --resume run\n", said)
         assert found is not None
         lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
         assert len(lines) == int(found[1]) < 4
@@ -361,16 +242,16 @@ class TestInterrupt:
         def body() -> None:
             os.dup2(os.open("err", os.O_WRONLY), 2)
             sys.argv, sys.stderr = ["fedspa", "run", "small.toml"], os.fdopen(2, "w", buffering=1)
-            original = Simulation.round
+            original = loop.run_round
 
-            def slow(self: Simulation, *arguments: Any) -> Any:
+            def slow(*arguments: Any) -> Any:
                 Path("begun").touch()
                 until = time.monotonic() + busy
                 while time.monotonic() < until:
                     ctypes.CDLL(None).usleep(int(busy * 1e6))
-                return original(self, *arguments)
+                return original(*arguments)
 
-            Simulation.round = slow  # type: ignore[method-assign]
+            loop.run_round = slow
             main()
 
         return start(body)
@@ -385,12 +266,7 @@ def wait_for(condition: Callable[[], bool]) -> None:
 
 def test_every_row_of_the_documented_table_is_a_test() -> None:
     root = Path(__file__).parents[2]
-    named = re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", (root / "docs" / "reliability.md").read_text("utf-8"))
+    named = re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", (root / "docs" / "ledger.md").read_text("utf-8"))
     assert len(named) > 30
     for file, name in named:
         assert re.search(rf"^ *def {name}\(", (root / file).read_text("utf-8"), flags=re.M), f"{file}::{name}"
-
-
-def names(value: Any) -> Any:
-    """The keys of a JSON value, at every depth."""
-    return {key: names(inner) for key, inner in value.items()} if isinstance(value, dict) else None

@@ -2,27 +2,25 @@
 
 from __future__ import annotations
 
-import os
-import signal
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
-from frozen_nets import Residual, TwoInputs, bert, chain
-from small_runs import ALGORITHMS, ended, outcome, small, start
+from frozen_nets import Residual, chain
+from small_runs import ALGORITHMS, small
 from torch import Tensor, nn
 
 import fedspa
-from fedspa.errors import DataError
-from fedspa.learning import features
-from fedspa.learning.backbone import Split
-from fedspa.running import RunResult, Stopped, simulate
+from fedspa.examples import Examples
+from fedspa.learning.backbone import Split, split
+from fedspa.learning.features import Features
+from fedspa.learning.tasks import Classification
+from fedspa.running import RunResult
+from fedspa.running import run as simulate
 from fedspa.runs import setup
-from fedspa.runs.checkpoint import CheckpointError
 
 AUTO = {"run": {"engine": "auto"}}
 
@@ -70,20 +68,6 @@ def test_a_linear_head_on_a_frozen_body_runs_natively(
     assert [metrics.agents for metrics in made.metrics] == [metrics.agents for metrics in whole.metrics]
 
 
-@pytest.mark.parametrize("make", [chain, lambda: Residual(0.3)], ids=["chain", "dropout behind the body"])
-def test_the_generic_engine_trains_the_head(
-    tmp_path: Path, make: Callable[[], nn.Module], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Dropout draws the same numbers: the body draws none."""
-    generic = {"run": {"engine": "generic"}}
-    made = run(tmp_path / "split", make(), **generic)
-    assert "the frozen body" in made.summary["engine_reason"]
-    unsplit(monkeypatch)
-    whole = run(tmp_path / "whole", make(), **generic)
-    torch.testing.assert_close(trained(made), trained(whole), rtol=1e-5, atol=1e-6)
-    assert made.metrics[-1].scores == pytest.approx(whole.metrics[-1].scores)
-
-
 def counted(monkeypatch: pytest.MonkeyPatch) -> Counter[bytes]:
     """How often the features of each record are made."""
     seen: Counter[bytes] = Counter()
@@ -112,91 +96,10 @@ def test_a_record_goes_through_the_body_once_in_a_run(tmp_path: Path, monkeypatc
     assert len(seen) <= 300
 
 
-def test_persons(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    x = torch.randn(360, 1, 8, 8, generator=torch.Generator().manual_seed(4))
-    y = torch.arange(360) % 10
-    ids = np.arange(300) // 2 % 130  # some have two records, some four
-    data = fedspa.from_arrays(x[:300], y[:300], x[300:], y[300:], name="mine", persons=ids)
-    sections = {"data": {"person_records": 3}, "federation": {"agents": 5, "rounds": 3, "per_round": 2}}
-    made = run(tmp_path / "split", chain(), data, **sections)
-    assert "the frozen body" in made.summary["engine_reason"]
-    assert made.summary["unit"] == "person"
-    unsplit(monkeypatch)
-    whole = run(tmp_path / "whole", chain(), data, **sections)
-    torch.testing.assert_close(trained(made), trained(whole), rtol=1e-4, atol=1e-5)
-
-
-def texts(bad: bool) -> fedspa.Dataset:
-    generator = torch.Generator().manual_seed(7)
-    ids = torch.randint(0, 20, (300, 6), generator=generator)
-    x = {"input_ids": ids, "attention_mask": torch.ones(300, 6, dtype=torch.int64)}
-    y = ids[:, 0] % 3
-    if bad:
-        ids[5, 2] = 77  # a word that the model does not know
-    train, test = ({key: leaf[part] for key, leaf in x.items()} for part in (slice(240), slice(240, None)))
-    return fedspa.from_arrays(train, y[:240], test, y[240:], name="texts")
-
-
-def test_a_record_that_the_body_fails_on_counts_as_zero(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    made = run(tmp_path / "split", TwoInputs(), texts(bad=True))
-    assert made.summary["engine"] == "native"
-    unsplit(monkeypatch)
-    whole = run(tmp_path / "whole", TwoInputs(), texts(bad=True))
-    torch.testing.assert_close(trained(made), trained(whole), rtol=1e-4, atol=1e-5)
-
-
-@pytest.mark.long
-def test_a_classifier_on_a_frozen_bert_runs_natively(tmp_path: Path) -> None:
-    pytest.importorskip("transformers", reason="needs pip install transformers")
-    module = bert()
-    module.bert.requires_grad_(False)
-    made = run(tmp_path / "run", module, texts(bad=False))
-    assert made.summary["engine"] == "native"
-    assert made.summary["dimension"] == 3 * 16 + 3
-    assert not torch.equal(module.classifier.weight, bert().classifier.weight)
-    with torch.no_grad():
-        scores = module(**texts(bad=False).test_x).logits.argmax(dim=1)
-    right = (scores == texts(bad=False).test_y).double().mean().item()
-    assert right == pytest.approx(made.summary["accuracy_last"], abs=0.02)
-
-
-def test_where_nothing_is_private_it_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"the model fails on these records \(IndexError: index out of range"):
-        run(tmp_path / "run", TwoInputs(), texts(bad=True), **ALGORITHMS["fedavg"])
-
-
-def test_killed_and_resumed(tmp_path: Path) -> None:
-    run(tmp_path / "whole", chain())
-
-    def killed() -> None:
-        config = small(tmp_path / "run", data={"name": "digits"}, **AUTO)
-        simulate(
-            config, module=chain(), on_round=lambda metrics: metrics.round and os.kill(os.getpid(), signal.SIGKILL)
-        )
-
-    assert ended(start(killed)) == -signal.SIGKILL
-    simulate(resume=tmp_path / "run", module=chain())
-    assert outcome(tmp_path / "run") == outcome(tmp_path / "whole")
-
-
-def test_a_run_goes_on_with_the_split_that_it_began_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    config = small(tmp_path / "run", data={"name": "digits"}, run={"engine": "generic"})
-    with pytest.raises(Stopped):
-        simulate(config, module=chain(), stop=lambda: True)
-    with monkeypatch.context() as patched:
-        unsplit(patched)
-        with pytest.raises(CheckpointError, match="the frozen body was"):
-            simulate(resume=tmp_path / "run", module=chain())
-    monkeypatch.setattr(features, "MEMORY", 1000)  # where features lie decides nothing
-    simulate(resume=tmp_path / "run", module=chain())
-    simulate(small(tmp_path / "whole", data={"name": "digits"}, run={"engine": "generic"}), module=chain())
-    assert outcome(tmp_path / "run") == outcome(tmp_path / "whole")
-
-
 def test_without_room_the_frozen_part_is_computed_in_every_step(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(setup, "room_lacking", lambda split, records: f"no room for {records}")
+    monkeypatch.setattr(setup, "space_lacking", lambda split, records: f"no room for {records}")
     made = run(tmp_path / "run", chain())
     assert made.summary["engine"] != "native"
     assert "computed in every step: no room for" in made.summary["engine_reason"]
@@ -215,3 +118,38 @@ def test_on_a_gpu(tmp_path: Path, make: Callable[[], nn.Module], noise: str, mon
     assert "the frozen body" not in whole.summary["engine_reason"]
     if noise == "seeded":
         torch.testing.assert_close(trained(made), trained(again), rtol=1e-3, atol=1e-4)
+
+
+class HalfBody(nn.Module):
+    """A frozen body in 16 bits below a head in 32, as a large model is loaded."""
+
+    def __init__(self, kind: torch.dtype) -> None:
+        super().__init__()
+        layers = nn.Sequential(nn.Flatten(), nn.Linear(64, 96), nn.LayerNorm(96), nn.Tanh())
+        self.body, self.head, self.kind = layers.to(kind).requires_grad_(False), nn.Linear(96, 10), kind
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.body(x.to(self.kind)).float())
+
+
+@pytest.mark.parametrize("kind", [torch.bfloat16, torch.float16])
+def test_a_frozen_body_of_half_precision_keeps_its_type_and_a_record_its_features(
+    tmp_path: Path, kind: torch.dtype
+) -> None:
+    """Features are made one record at a time, so that 16 bits round no record by the others of a batch."""
+    torch.manual_seed(0)
+    module = HalfBody(kind)
+    before = frozen_of(module)
+    made = run(tmp_path / "run", module)
+    assert "the frozen body" in made.summary["engine_reason"]
+    assert all(map(torch.equal, before, frozen_of(module)))
+    assert {values.dtype for values in frozen_of(module)} == {kind}
+    assert made.summary["dimension"] == 970
+    again = RunResult.load(made.folder, HalfBody(kind)).module
+    assert all(map(torch.equal, module.parameters(), again.parameters()))
+    x, y = torch.rand(40, 1, 8, 8), torch.zeros(40, dtype=torch.int64)
+    cut = split(module, Examples(x[:1], y[:1]), Classification(classes=10))
+    assert isinstance(cut, Split)
+    whole = Features(cut, x, strict=True).of()
+    alone = [Features(cut, x[row : row + 1], strict=True).of() for row in range(40)]
+    assert torch.equal(whole, torch.cat(alone))

@@ -15,7 +15,7 @@ from small_runs import ALGORITHMS, ended, outcome, small, start
 
 import fedspa
 from fedspa.agent.ledger.report import verify
-from fedspa.running import simulate
+from fedspa.running import run as simulate
 
 
 def sections_of(name: str, rounds: int) -> dict[str, dict[str, Any]]:

@@ -18,13 +18,12 @@ from fedspa.agent.ledger.ledger import Ledger
 from fedspa.agent.ledger.report import verify
 from fedspa.agent.policy import PolicyRefusal
 from fedspa.cli import app
+from fedspa.data.adapters import from_arrays
 from fedspa.data.dataset import Dataset
-from fedspa.data.given import from_arrays
-from fedspa.errors import ConfigError, DataError, FedspaError, LedgerError
+from fedspa.errors import ConfigError, FedspaError, LedgerError
 from fedspa.examples import count
 from fedspa.privacy.accounting import gaussian_epsilon
-from fedspa.report.record import promise, read
-from fedspa.running import simulate
+from fedspa.running import run as simulate
 from fedspa.runs.config import load
 from fedspa.runs.guarantee import statement
 from fedspa.runs.records import trained_on
@@ -64,13 +63,6 @@ def test_persons_are_dealt_and_not_records(rule: str) -> None:
     assert counts.tolist() == np.bincount(data.persons).tolist()
 
 
-def test_at_most_so_many_records_of_a_person_count() -> None:
-    job = prepared(data={"person_records": 2})
-    counts = job.train.x["count"]  # type: ignore[call-overload, index]
-    assert counts.max() == 2
-    assert job.train.y.shape == (120, 2)  # type: ignore[union-attr]
-
-
 def test_which_records_count_follows_no_public_seed() -> None:
     """Under a seed that the server knows, one person more would give everybody behind them other records."""
     data = replace(small_records.visits(), persons=np.zeros(len(small_records.visits().train_y), np.int64))  # type: ignore[arg-type]
@@ -98,33 +90,6 @@ def test_every_algorithm_trains_on_persons(tmp_path: Path, name: str) -> None:
 def test_a_run_whose_data_brings_persons_along_says_so_in_its_config(done: Path) -> None:
     assert load(done / "config.toml").data.person == "given:persons"
     assert "for each person, δ" in CliRunner().invoke(app, ["watch", str(done)]).output
-
-
-def test_the_ledger_says_person(done: Path) -> None:
-    shown = CliRunner().invoke(app, ["ledger", "show", str(done / "ledger.sqlite")]).stdout
-    assert "ε for each person at δ" in shown
-    assert "poisson 10/20 persons" in shown
-    told = json.loads(CliRunner().invoke(app, ["ledger", "show", "--json", str(done / "ledger.sqlite")]).stdout)
-    assert {agent["unit"] for agent in told["agents"]} == {"person"}
-    assert {agent["last_event"]["unit"] for agent in told["agents"]} == {"person"}
-
-
-def test_a_summary_that_says_another_unit_than_the_ledger_is_a_problem(tmp_path: Path) -> None:
-    simulate(visits(tmp_path / "run"))
-    path = tmp_path / "run/summary.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"unit": "record"}))
-    run = read(tmp_path / "run")
-    promise(run)
-    assert any("summary.json says unit = record, but the ledger gives person" in line for line in run.problems)
-
-
-def test_a_config_that_names_persons_beside_a_ledger_of_records_is_a_problem(tmp_path: Path) -> None:
-    simulate(small(tmp_path / "run"))
-    path = tmp_path / "run/config.toml"
-    path.write_text(path.read_text().replace("[data]\n", '[data]\nperson = "patient"\n'))
-    run = read(tmp_path / "run")
-    promise(run)
-    assert any("each record was protected, the config names data.person" in line for line in run.problems)
 
 
 def test_a_ledger_holds_one_unit_per_agent(tmp_path: Path) -> None:
@@ -185,37 +150,6 @@ def test_a_resume_with_other_persons_is_refused(tmp_path: Path, monkeypatch: pyt
     assert not any("persons" in key for key in told)  # a digest without noise stays beside the records
 
 
-def test_persons_are_named_by_an_array_of_an_npz(tmp_path: Path) -> None:
-    data = small_records.visits()
-    assert data.persons is not None
-    arrays = dict(
-        zip(("x_train", "y_train", "x_test", "y_test"), (data.train_x, data.train_y, data.test_x, data.test_y))
-    )
-    np.savez(tmp_path / "visits.npz", patient=[f"p{person}" for person in data.persons], **arrays)  # type: ignore[arg-type]
-    named = {"data": {"name": str(tmp_path / "visits.npz"), "person": "patient"}}
-    assert simulate(small(tmp_path / "run", **named)).summary["unit"] == "person"
-    del named["data"]["person"]
-    assert simulate(small(tmp_path / "records", **named)).summary["unit"] == "record"
-
-
-def test_a_person_at_two_agents_is_refused(tmp_path: Path) -> None:
-    data = small_records.visits()
-    assert data.persons is not None
-    owners = data.persons % 6
-    simulate(small(tmp_path / "run"), data=replace(data, owners=owners))
-    somebody = int(np.bincount(data.persons).argmax())
-    owners[np.flatnonzero(data.persons == somebody)[0]] = (somebody + 1) % 6
-    with pytest.raises(DataError, match=f"person {somebody} has records at agents"):
-        simulate(small(tmp_path / "strays"), data=replace(data, owners=owners))
-    assert not (tmp_path / "strays").exists()
-
-
-def test_delta_is_below_one_over_all_persons(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"6 agents hold up to 20 persons each: it must be below 1/120"):
-        prepared(privacy={"delta": 0.01})
-    prepared(privacy={"delta": 0.008})
-
-
 def test_an_agent_may_be_one_persons_phone(tmp_path: Path) -> None:
     """m = 1: nothing is sampled, every step has all of the noise, and δ must be small against all phones."""
     rng = np.random.default_rng(0)
@@ -230,7 +164,7 @@ def test_an_agent_may_be_one_persons_phone(tmp_path: Path) -> None:
         "run": {"out": str(tmp_path / "run")},
     }
     result = fedspa.run(made, data=data)
-    with Ledger.open(tmp_path / "run/ledger.sqlite", create=False) as ledger:
+    with Ledger.open(tmp_path / "ledger.sqlite", create=False) as ledger:
         (event,) = ledger.spent("agent-0")
     assert (event.records, event.rate, event.unit) == (1, 1.0, "person")
     # Two steps of one round each cost a plain Gaussian of 3/√2: nothing is amplified.

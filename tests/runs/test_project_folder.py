@@ -9,9 +9,7 @@ import pytest
 from small_runs import small
 
 from fedspa.cli import main
-from fedspa.errors import ConfigError
-from fedspa.running import simulate
-from fedspa.runs import rundir
+from fedspa.running import run as simulate
 from fedspa.runs.config import load, to_toml
 
 
@@ -39,12 +37,3 @@ def test_a_run_that_was_killed_before_its_first_checkpoint_is_one(tmp_path: Path
     (tmp_path / "run" / "config.toml").write_text(to_toml(config), "utf-8")
     (tmp_path / "run" / "ledger.sqlite-half").touch()  # whatever it left half made
     assert simulate(resume=tmp_path / "run").summary["rounds"] == config.federation.rounds
-
-
-def test_a_run_in_a_projects_own_folder_is_one(tmp_path: Path) -> None:
-    for name in ("config.toml", "my_model.py"):
-        (tmp_path / name).touch()
-    with pytest.raises(ConfigError, match="no run yet"):
-        rundir.check_is_run(tmp_path)
-    (tmp_path / "metrics.jsonl").touch()
-    rundir.check_is_run(tmp_path)

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from interruptions import Crash, crash
 from small_runs import ALGORITHMS, ledger_content, outcome, small
 from tiny_files import mnist
@@ -22,13 +21,13 @@ from fedspa.errors import LedgerError
 from fedspa.mechanisms import Plan
 from fedspa.privacy.event import Unit
 from fedspa.randomness import streams
-from fedspa.running import Stopped, simulate
-from fedspa.runs import setup
+from fedspa.running import run as simulate
+from fedspa.runs import local, setup
 from fedspa.runs.checkpoint import CheckpointError
-from fedspa.runs.config import Config, load
+from fedspa.runs.config import Config, calibrated_plan, load
+from fedspa.runs.loop import RunState
 from fedspa.runs.metrics import RoundMetrics
-from fedspa.runs.plans import calibrated_plan
-from fedspa.runs.run_state import RunState
+from fedspa.runs.rundir import Stopped
 
 
 def stop_after(config: dict[str, Any], rounds: int) -> None:
@@ -38,34 +37,7 @@ def stop_after(config: dict[str, Any], rounds: int) -> None:
     assert len(seen) == rounds
 
 
-@pytest.mark.parametrize(
-    "sections",
-    [
-        {"algorithm": {"server": "momentum", "mask": "shared", "server_options": {"lr_decay": "sqrt"}}},
-        {"federation": {"participation": "uniform", "cap": 2}},
-    ],
-    ids=lambda sections: "-".join(str(v) for keys in sections.values() for v in keys.values()) or "default",
-)
-def test_stopped_or_crashed_and_resumed_it_is_the_same_run(
-    tmp_path: Path, sections: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    fedspa.run(small(tmp_path / "whole", **sections))
-    wanted = outcome(tmp_path / "whole")
-    stop_after(small(tmp_path / "stopped", **sections), 2)
-    simulate(resume=tmp_path / "stopped")
-    assert outcome(tmp_path / "stopped") == wanted
-    config = small(tmp_path / "crashed", **sections)
-    crash(config, 1, monkeypatch)
-    crash(config, 2, monkeypatch, resume=tmp_path / "crashed")
-    crash(config, 2, monkeypatch, resume=tmp_path / "crashed")
-    result = simulate(resume=tmp_path / "crashed")
-    assert outcome(tmp_path / "crashed") == wanted
-    assert [metrics.round for metrics in result.metrics] == [0, 1, 2, 3]
-
-
-def test_a_damaged_summary_of_a_finished_run_is_computed_again(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_damaged_summary_of_a_finished_run_is_computed_again(tmp_path: Path) -> None:
     """Nothing of the file is believed: each number in it, off by a factor as after a flipped bit, is as before."""
     fedspa.run(small(tmp_path / "run"))
     before, file = outcome(tmp_path / "run"), tmp_path / "run" / "summary.json"
@@ -77,8 +49,6 @@ def test_a_damaged_summary_of_a_finished_run_is_computed_again(
     assert result.summary["epsilon"] == summary["epsilon"]
     assert outcome(tmp_path / "run") == before
     assert json.loads(file.read_text("utf-8"))["seconds"] == summary["seconds"]
-    assert "epsilon" in caplog.text
-    assert "seconds" not in caplog.text
 
 
 def test_a_finished_run_asks_nothing_of_a_ledger_that_moved_on(tmp_path: Path) -> None:
@@ -109,30 +79,6 @@ def test_a_finished_run_asks_nothing_of_a_ledger_that_moved_on(tmp_path: Path) -
     result = simulate(resume=tmp_path / "first")
     assert result.summary["rounds"] == 3
     assert outcome(tmp_path / "first") == before
-
-
-def test_asked_to_stop_in_its_last_round_a_run_just_ends(tmp_path: Path) -> None:
-    seen: list[RoundMetrics] = []
-    result = simulate(small(tmp_path / "run"), on_round=seen.append, stop=lambda: len(seen) == 3)
-    assert result.summary["rounds"] == 4
-
-
-def test_own_data_and_module_resume_too(tmp_path: Path) -> None:
-    generator = torch.Generator().manual_seed(0)
-    x = torch.randn(400, 5, generator=generator)
-    y = (x[:, 0] > 0).long()
-    data = fedspa.from_arrays(x[:300], y[:300], x[300:], y[300:], name="mine")
-
-    def net() -> torch.nn.Module:
-        torch.manual_seed(3)
-        return torch.nn.Linear(5, 2)
-
-    simulate(small(tmp_path / "whole"), data=data, module=net())
-    seen: list[RoundMetrics] = []
-    with pytest.raises(Stopped):
-        simulate(small(tmp_path / "run"), data=data, module=net(), on_round=seen.append, stop=lambda: True)
-    simulate(resume=tmp_path / "run", data=data, module=net())
-    assert outcome(tmp_path / "run") == outcome(tmp_path / "whole")
 
 
 class TestNoiseThatMustNotRepeat:
@@ -242,18 +188,6 @@ class TestRefusals:
             simulate(resume=stopped)
         assert snapshot(stopped) == before
 
-    def test_other_data(self, tmp_path: Path) -> None:
-        x, y = torch.rand(300, 4), torch.arange(300) % 2
-        data = fedspa.from_arrays(x, y, x, y, name="mine")
-        with pytest.raises(Stopped):
-            simulate(small(tmp_path / "run"), data=data, stop=lambda: True)
-        changed = fedspa.from_arrays(x, 1 - y, x, y, name="mine")
-        with pytest.raises(CheckpointError, match="digest of the training labels is another"):
-            simulate(resume=tmp_path / "run", data=changed)
-        fewer = fedspa.from_arrays(x[:290], y[:290], x, y, name="mine")
-        with pytest.raises(CheckpointError, match="number of training records was 300 and is 290"):
-            simulate(resume=tmp_path / "run", data=fewer)
-
     def test_an_old_copy_of_the_ledger(self, tmp_path: Path) -> None:
         config = small(tmp_path / "run", privacy={"noise": "secure"})
         stop_after(config, 1)
@@ -276,7 +210,7 @@ class TestRefusals:
         run = {"ledger": str(tmp_path / "l.sqlite")} if noise == "secure" else {}
         config = small(tmp_path / "run", **sections, run=run)
         config["privacy"] |= {"epsilon": 8.0, "noise": noise, "noise_multiplier": None}
-        config["algorithm"]["options"] = {"rotation": True} if kind == "cpsgd" else {}
+        config["algorithm"]["options"] = {}
         stop_after(config, 2)
 
         def mended(config: Config, dimension: int, active: int, records: int, unit: Unit) -> Plan:
@@ -313,22 +247,10 @@ class TestRefusals:
         policy.write_text(limits.format(0.1))
         assert simulate(resume=tmp_path / "run").summary["rounds"] == 4
 
-    def test_a_ledger_that_is_gone_is_not_a_fresh_budget(self, stopped: Path) -> None:
-        (stopped / "ledger.sqlite").unlink()
-        with pytest.raises(LedgerError, match="missing"):
-            simulate(resume=stopped)
-        assert not (stopped / "ledger.sqlite").exists()
-
     def test_checkpoints_that_are_gone(self, stopped: Path) -> None:
         shutil.rmtree(stopped / "checkpoint")
         with pytest.raises(CheckpointError, match="no checkpoint"):
             simulate(resume=stopped)
-
-    def test_a_checkpoint_of_another_model(self, stopped: Path) -> None:
-        """Names alone do not tell two user-defined models apart."""
-        other = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 10, bias=False))
-        with pytest.raises(CheckpointError, match=r"'given:Sequential'.*number of parameters was 650 and is 640"):
-            simulate(resume=stopped, module=other)
 
 
 def test_a_resumed_run_needs_room_for_its_rest_only(tmp_path: Path) -> None:
@@ -353,3 +275,16 @@ def snapshot(folder: Path) -> dict[str, bytes]:
         for path in folder.rglob("*")
         if path.is_file() and not path.name.startswith("ledger.sqlite-")
     }
+
+
+def test_agents_pay_before_they_train(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(local, "respond", fail)
+    with pytest.raises(MemoryError):
+        simulate(small(tmp_path / "run"))
+    with Ledger.open(tmp_path / "run/ledger.sqlite", create=False) as ledger:
+        entries, releases = ledger.position().entries, ledger.position().releases
+    assert entries > 0
+    assert releases == 0

@@ -12,13 +12,11 @@ import pytest
 
 import fedspa
 from fedspa.errors import ConfigError, DataError
-from fedspa.learning.tasks import Regression
 from fedspa.report.card import card
-from fedspa.running import Stopped, simulate
-from fedspa.runs.checkpoint import CheckpointError
+from fedspa.running import run as simulate
 from fedspa.runs.config import load, to_toml
-from fedspa.runs.records import dealt, records_of
-from fedspa.runs.setup import task_of
+from fedspa.runs.records import holdings_of, records_of
+from fedspa.runs.setup import prepare
 
 COLUMNS: dict[str, dict[str, Any]] = {
     "age": {"kind": "number", "range": [0, 100]},
@@ -88,30 +86,11 @@ def test_classes_are_called_by_the_tables_own_words(folder: Path) -> None:
     assert "| class | 0 | 1 | 2 |" in card(folder / "out")
 
 
-@pytest.mark.parametrize(("other", "scale"), [([0, 200], 100.0), ([0, 100], 1.0)])
-def test_several_targets_have_a_unit_where_their_ranges_are_as_wide(other: list[float], scale: float) -> None:
-    made = load(config({"columns": {**COLUMNS, "age": {"kind": "number", "range": other, "target": True}}}))
-    task = task_of(made, records_of(made))
-    assert isinstance(task, Regression)
-    assert (task.width, task.scale) == (2, scale)
-
-
-def test_a_person_at_two_agents_is_refused(folder: Path) -> None:
-    text = (folder / "visits.csv").read_text("utf-8")
-    (folder / "visits.csv").write_text(text + "s,0,50,no,200\n", "utf-8")
-    made = load(config({"holdout": 0.05}))
-    data = records_of(made)
-    assert data.persons is not None
-    assert 0 in data.persons
-    with pytest.raises(DataError, match="person 0 has records at agents 0 and 1"):
-        dealt(made, data)
-
-
 def test_the_runs_own_config_names_the_task_and_loads_again(folder: Path) -> None:
     fedspa.run(config())
     written = load(folder / "out" / "config.toml")
     assert written.task.name == "regression"
-    assert written == load(config())
+    assert written == prepare(load(config())).config
     assert load(tomllib.loads(to_toml(written))) == written
     assert fedspa.Config.model_validate_json(written.model_dump_json()) == written
     again = simulate(folder / "out" / "config.toml", resume=folder / "out")
@@ -141,7 +120,7 @@ def test_the_targets_say_what_the_task_is(columns: dict[str, Any], task: dict[st
 def test_agents_are_those_of_the_table_and_persons_are_held_out_whole() -> None:
     made = load(config())
     data = records_of(made)
-    assert len(dealt(made, data)) == 3
+    assert len(holdings_of(made, data)) == 3
     assert data.persons is not None
     assert len(data.train_y) + len(data.test_y) == 120
     table = fedspa.from_table("visits.csv", {"columns": COLUMNS, "agent": "clinic", "person": "patient"})
@@ -188,19 +167,6 @@ def test_without_a_split_some_must_be_held_out(folder: Path) -> None:
     ] == ("person")
 
 
-def test_an_agent_that_is_left_without_records(folder: Path) -> None:
-    """One with a single record, which is held out."""
-    rest = [f"{'ns'[row % 2]},{row + 2},50,no,{200 + row % 90}" for row in range(90)]
-    (folder / "visits.csv").write_text("\n".join([HEADER, "w,1,50,no,200", *rest]) + "\n", "utf-8")
-    shares = [share / 20 for share in range(1, 19)]
-    found = [records_of(load(config({"holdout": share}))) for share in shares]
-    gone = [share for share, data in zip(shares, found) if 0 not in data.owners]  # type: ignore[operator]
-    assert gone
-    with pytest.raises(DataError) as caught:
-        fedspa.run(config({"holdout": gone[0]}))
-    refused(caught.value, ["agent 0 of the data, counted from 0, holds no training records", "data.holdout"], folder)
-
-
 def test_a_table_does_not_stand_beside_data_that_was_given(folder: Path) -> None:
     x, y = np.zeros((40, 2)), np.arange(40) % 2
     with pytest.raises(ConfigError) as caught:
@@ -208,52 +174,4 @@ def test_a_table_does_not_stand_beside_data_that_was_given(folder: Path) -> None
     refused(caught.value, ["data.table describes the table 'visits.csv'"], folder)
 
 
-FILES: dict[str, tuple[str | bytes | None, list[str]]] = {
-    "a column that is missing": ("clinic,patient,age,score\nn,1,50,200\n", ["has no column 'smoker'"]),
-    "a column too many": (f"{HEADER},more\nn,1,50,no,200,1\n", ["has the column 'more'", "kind = 'ignore'"]),
-    "a directory": (None, ["'visits.csv' is no file"]),
-}
-
-
-@pytest.mark.parametrize("name", FILES)
-def test_files_that_are_no_such_table(folder: Path, name: str) -> None:
-    content, words = FILES[name]
-    (folder / "visits.csv").unlink()
-    if content is None:
-        (folder / "visits.csv").mkdir()
-    else:
-        (folder / "visits.csv").write_bytes(content if isinstance(content, bytes) else content.encode())
-    with pytest.raises(DataError) as caught:
-        fedspa.run(config())
-    refused(caught.value, words, folder)
-
-
 # Between a kill and --resume
-
-
-@pytest.fixture
-def stopped(folder: Path) -> Path:
-    with pytest.raises(Stopped):
-        simulate(config(), stop=lambda: True)
-    return folder / "out"
-
-
-def test_other_persons_are_another_run(stopped: Path, folder: Path) -> None:
-    text = (folder / "visits.csv").read_text("utf-8")
-    (folder / "visits.csv").write_text(text.replace("n,57,", "n,54,"), "utf-8")
-    with pytest.raises(CheckpointError, match="the digest of the persons is another"):
-        simulate(resume=stopped)
-
-
-@pytest.mark.parametrize(
-    ("columns", "said"),
-    [
-        (
-            {"age": {"kind": "number", "range": [0, 110]}},
-            r"data\.table\.columns\.age\.range was \[0\.0, 100\.0\] and is \[0\.0, 1",
-        ),
-    ],
-)
-def test_another_schema_is_another_run(stopped: Path, columns: dict[str, Any], said: str) -> None:
-    with pytest.raises(CheckpointError, match=said):
-        simulate(config({"columns": COLUMNS | columns}), resume=stopped)

@@ -49,8 +49,8 @@ def smaller(path: Path, out: Path) -> Config:
         sizes["algorithm.local_steps"] = 1
     if sums:  # one step on all of an agent's records
         sizes |= {"algorithm.batch": 120, "privacy.colluders": min(1, shipped.privacy.colluders)}
-    if shipped.data.name in ("mnist", "cifar10"):
-        sizes["data.name"] = f"'small_records:{shipped.data.name}'"
+    if shipped.data.name in ("mnist", "fashion-mnist", "cifar10"):
+        sizes["data.name"] = f"'small_records:{shipped.data.name.removeprefix('fashion-')}'"
     if path == QUICKSTART:  # the only one that is private in earnest; the others can be repeated as they stand
         sizes["privacy.noise"] = "seeded"
     sizes |= {"run.out": f"'{out}'", "run.threads": 1}

@@ -2,27 +2,27 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from small_records import Tagger, own_loss, parity, tokens
+from small_records import Tagger, own_loss, tokens
 from small_runs import small
 from torch import Tensor, nn
 from torch.nn import functional
 
 import fedspa
-from fedspa.cli.watch import snapshot
-from fedspa.errors import ConfigError, DataError, FedspaError
-from fedspa.report import render
-from fedspa.report.record import read
-from fedspa.running import Stopped, simulate
+from fedspa.errors import ConfigError, FedspaError
+from fedspa.learning import models
+from fedspa.learning.flat import FlatModel
+from fedspa.running import run as simulate
 from fedspa.runs.checkpoint import CheckpointError
 from fedspa.runs.config import load
-from fedspa.track import figures
+from fedspa.runs.records import records_of
+from fedspa.runs.rundir import Stopped
+from fedspa.runs.setup import prepare
 
 X = torch.randn(240, 5, generator=torch.Generator().manual_seed(0))
 
@@ -139,20 +139,6 @@ class TestBadInput:
         assert "\n" not in str(caught.value)
         assert not (tmp_path / "run").exists()
 
-    def test_a_module_that_fails_on_some_held_out_record(self, tmp_path: Path) -> None:
-        data = tokens()
-        data.test_x["input_ids"][5, 3] = 99  # type: ignore[call-overload, index]
-        with pytest.raises(DataError, match=r"the model fails on the held-out records \(IndexError: "):
-            simulate(config(tmp_path / "run"), data=data, module=Tagger(), task="next-token")
-        assert not (tmp_path / "run").exists()
-
-    def test_a_label_beyond_the_module(self, tmp_path: Path) -> None:
-        data = tokens()
-        data.train_y[7, 1] = 17  # type: ignore[call-overload, index]
-        with pytest.raises(DataError, match="train: the target of record 7 is outside what the module tells apart"):
-            simulate(config(tmp_path / "run"), data=data, module=Tagger(), task="token-classification")
-        assert not (tmp_path / "run").exists()
-
 
 class TestSummary:
     def test_accuracy_is_the_score_of_classes_and_stays_under_its_name(self, tmp_path: Path) -> None:
@@ -161,16 +147,6 @@ class TestSummary:
         assert list(summary["scores"]) == ["accuracy", "balanced_accuracy", "f1"]
         assert summary["baseline_answer"] == "the most frequent class"
         assert 0.1 <= summary["baseline"] < 0.12
-
-    def test_regression(self, tmp_path: Path) -> None:
-        result = simulate(config(tmp_path / "run", name="regression"), data=numbers())
-        summary, data = result.summary, numbers()
-        assert (summary["score"], summary["accuracy_last"], summary["accuracy_by_class"]) == ("rmse", None, None)
-        assert summary["baseline"] == pytest.approx(float(data.test_y.double().std(correction=0)))  # type: ignore[union-attr]
-        assert summary["score_best"] == min(line.scores["rmse"] for line in result.metrics)
-        with torch.no_grad():
-            found = result.module(data.test_x).squeeze(1)
-        assert summary["score_last"] == pytest.approx(functional.mse_loss(found, data.test_y).sqrt().item(), rel=1e-5)
 
     def test_a_model_that_learned_nothing_is_called_so(self, tmp_path: Path) -> None:
         """It has no bias, and of held-out zeros it gives zeros: class 0."""
@@ -220,62 +196,65 @@ class TestResume:
             simulate(resume=tmp_path / "run")
         assert simulate(resume=tmp_path / "run", task=own_loss).summary["score"] == "loss"
 
-    def test_another_name_or_option_is_another_run(self, tmp_path: Path) -> None:
-        self.stopped(tmp_path / "run", data=parity())
-        for task in ({"name": "binary"}, {"options": {"weights": [1.0, 2.0]}}):
-            with pytest.raises(CheckpointError, match=r"task\.(name|options\.weights) was"):
-                simulate(config(tmp_path / "run", **task), data=parity(), resume=tmp_path / "run")
 
-    def test_metrics_must_come_again(self, tmp_path: Path) -> None:
-        own = {"mean": lambda found, y: found.mean()}
-        self.stopped(tmp_path / "run", metrics=own)
-        with pytest.raises(CheckpointError, match=r"has the scores accuracy, .*, mean, and would go on with accuracy"):
-            simulate(resume=tmp_path / "run")
-        assert "mean" in simulate(resume=tmp_path / "run", metrics=own).summary["scores"]
+# Masks by layer, features, held-out training records and first values, as a run uses them.
+
+# The mlp on digits has tensors of 4096, 64, 640 and 10 coordinates.
+SHARES = [0.0, 1.0, 0.25, 1]
 
 
-@pytest.fixture(scope="module")
-def folders(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
-    out = tmp_path_factory.mktemp("runs")
-    simulate(config(out / "numbers", name="regression"), data=numbers())
-    simulate(config(out / "tokens", name="next-token"), data=tokens(), module=Tagger())
-    simulate(config(out / "own"), task=own_loss)
-    return [out / "numbers", out / "tokens", out / "own"]
+LAYERED: dict[str, Any] = {"mask": "fixed", "compression": SHARES, "server": "average"}
 
 
-class TestShown:
-    def test_a_report_has_the_score_of_its_task(self, folders: list[Path]) -> None:
-        run = read(folders[0])
-        text = render([run])
-        assert not run.problems
-        assert "RMSE by round" in text
-        assert "Accuracy" not in text
-        assert "a minimum over rounds" in text
-        assert f"without a model {run.summary['baseline']:.4g}, by the mean target" in text  # type: ignore[index]
-        assert "cross-entropy" not in text
-
-    def test_a_loss_below_zero_is_no_damage(self, tmp_path: Path) -> None:
-        def negative(module: nn.Module, example: Any) -> Tensor:
-            return functional.cross_entropy(module(example[0]), example[1]) - 10
-
-        simulate(config(tmp_path / "run"), task=negative)
-        run = read(tmp_path / "run")
-        assert not run.problems
-        assert run.best is not None
-        assert run.scores[run.best] == min(line.loss for line in run.metrics) < 0
-        assert "Loss by round" in render([run])
-
-    def test_watch_and_trackers(self, folders: list[Path]) -> None:
-        now = snapshot(folders[0])
-        lines = [json.loads(line) for line in (folders[0] / "metrics.jsonl").read_text().splitlines()]
-        told = figures(lines[-1])
-        assert told["rmse"] == now.metrics[-1].score
-        assert told["epsilon_not_private"] == now.metrics[-1].epsilon
+def test_only_the_chosen_share_of_each_layer_is_ever_trained(tmp_path: Path) -> None:
+    config = small(tmp_path / "run", model={"name": "mlp"}, algorithm=LAYERED)
+    result = fedspa.run(config)
+    assert result.summary["compression"] == (64 + 160 + 10) / 4810
+    before = FlatModel(models.build("mlp", (1, 8, 8), 10, seed=0)).flatten()
+    moved = (FlatModel(result.module).flatten() != before).split([4096, 64, 640, 10])
+    assert [int(part.sum()) for part in moved] == [0, 64, 160, 10]
 
 
-def test_tokens_without_labels_run_as_they_come(tmp_path: Path) -> None:
-    ids = torch.randint(0, 17, (150, 8), generator=torch.Generator().manual_seed(0))
-    made = fedspa.from_examples({"input_ids": ids[:120]}, {"input_ids": ids[120:]}, name="text", target="")
-    assert made.key == ""
-    result = simulate(config(tmp_path / "run", name="next-token"), data=made, module=Tagger())
-    assert result.summary["score"] == "perplexity"
+@pytest.mark.parametrize(
+    ("algorithm", "words"),
+    [
+        ({"compression": [1.0, 1.0]}, ["compression", "4096, 64, 640, 10"]),
+        ({"compression": [0.0, 0.0, 0.0, 0.0]}, ["compression", "no active coordinate"]),
+        ({"compression": [1.5, 0, 0, 0]}, ["compression", "from 0 to 1"]),
+        ({"mask": "per-agent"}, ["compression", "'fixed'"]),
+        ({"mask": "shared"}, ["compression", "'fixed'"]),
+        ({"name": "dp-fed"}, ["compression", "every coordinate"]),
+    ],
+)
+def test_shares_that_do_not_fit_are_refused(tmp_path: Path, algorithm: dict[str, Any], words: list[str]) -> None:
+    with pytest.raises(ConfigError) as error:
+        prepare(load(small(tmp_path / "run", model={"name": "mlp"}, algorithm={**LAYERED, **algorithm})))
+    assert all(word in str(error.value) for word in words)
+    assert "\n" not in str(error.value)
+
+
+def test_a_run_on_features_judges_itself_by_held_out_training_records(tmp_path: Path) -> None:
+    config = load(small(tmp_path / "run", data={"features": "orientations", "holdout": 0.2}))
+    plain, seen = records_of(load(small(tmp_path / "run"))), records_of(config)
+    assert len(seen.test_y) == round(0.2 * len(plain.train_y))
+    assert len(seen.train_y) + len(seen.test_y) == len(plain.train_y)
+    assert seen.input_shape == (32,)  # 8 directions on a grid of 2 by 2
+    result = fedspa.run(config)
+    assert result.summary["dimension"] == 330
+    assert result.summary["accuracy_last"] * len(seen.test_y) == pytest.approx(
+        round(result.summary["accuracy_last"] * len(seen.test_y)), abs=1e-6
+    )
+
+
+def test_exact_noise_has_features_made_one_by_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes = set()
+    real = torch.split
+
+    def split(x: torch.Tensor, size: int, *rest: Any, **more: Any) -> Any:
+        sizes.add(size)
+        return real(x, size, *rest, **more)
+
+    monkeypatch.setattr("fedspa.data.features.torch.split", split)
+    section = {"data": {"features": "orientations", "holdout": 0.3}}
+    records_of(load(small(tmp_path / "run", **section, privacy={"noise": "exact"})))
+    assert sizes == {1}

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pickle
 import re
 import socket
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -20,11 +19,10 @@ from small_sums import SUMS
 import fedspa
 from fedspa.agent.ledger.ledger import Ledger
 from fedspa.errors import ConfigError, DataError
-from fedspa.running import Stopped, simulate
-from fedspa.runs import ray_workers
-from fedspa.runs import simulate as simulation
-from fedspa.runs.config import load
-from fedspa.runs.ray_workers import LARGEST_BATCH, MOST_AGENTS, MOST_LOSSES, Turn, WorkersLost
+from fedspa.running import run as simulate
+from fedspa.runs import local, ray_workers
+from fedspa.runs.ray_workers import LARGEST_BATCH, MOST_AGENTS, MOST_LOSSES, Turn, WorkerFailure
+from fedspa.runs.rundir import Stopped
 
 __all__ = ["fake_ray"]
 Play = Callable[..., FakeRay]
@@ -51,7 +49,7 @@ NOISES = {"fedspa": "secure", "fedavg": "seeded", "dp-fed": "exact", "cpsgd": "s
 @pytest.mark.parametrize("name", NOISES)
 def test_same_bits_as_one_process(tmp_path: Path, fake_ray: Play, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     """`secure` and `exact` draw a key of their own for each run; here both runs have the same."""
-    monkeypatch.setattr(simulation, "root_of", lambda config: bytes(range(32)))
+    monkeypatch.setattr(local, "root_of", lambda config: bytes(range(32)))
     fake_ray()
     sections = {**ALGORITHMS[name], "privacy": {**ALGORITHMS[name].get("privacy", {}), "noise": NOISES[name]}}
     sections["federation"] = {**sections.get("federation", {}), "rounds": 2}
@@ -63,7 +61,7 @@ def test_same_bits_as_one_process(tmp_path: Path, fake_ray: Play, monkeypatch: p
     "sections",
     [
         {"run": {"engine": "native", "threads": 2}},
-        {"run": {"engine": "stacked"}},
+        {"run": {"engine": "traced"}},
         {"privacy": {"clip_rule": "quantile"}},
         {"data": {"name": "small_records:visits", "person": "patient", "person_records": 2}},
         {
@@ -108,13 +106,13 @@ def test_keys_travel_in_calls_and_records_once_through_the_store(
     tmp_path: Path, fake_ray: Play, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What is in the store may lie on a disk for a while: no key is in it."""
-    keys, key_of, ray = set[bytes](), simulation.agent_key, fake_ray()
+    keys, key_of, ray = set[bytes](), local.agent_key, fake_ray()
 
     def keyed(*of: Any) -> bytes:
         keys.add(key_of(*of))
         return key_of(*of)
 
-    monkeypatch.setattr(simulation, "agent_key", keyed)
+    monkeypatch.setattr(local, "agent_key", keyed)
     fedspa.run(with_workers(small(tmp_path / "run", privacy={"noise": "secure"})))
     batches = [arguments[1] for name, arguments in ray.calls if name == "train"]
     assert len(keys) == 12
@@ -131,35 +129,24 @@ def test_the_largest_batch_is_small() -> None:
 
 
 @pytest.mark.parametrize("fatal", [1, 9])
-def test_a_lost_workers_batch_is_trained_again(
-    tmp_path: Path, fake_ray: Play, fatal: int, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_lost_workers_batch_is_trained_again(tmp_path: Path, fake_ray: Play, fatal: int) -> None:
     ray = fake_ray(dies=lambda number, name, count: name == "train" and count == fatal)
     alone, spread = both(tmp_path, 2, **EVERYONE)
     assert spread == alone
-    assert len(ray.actors) == 3
-    assert ray.closed == 1
-    assert "a worker was lost with" in caplog.text
-
-
-def test_a_place_that_stays_empty_is_done_without(tmp_path: Path, fake_ray: Play) -> None:
-    """Its machine is gone: the others train what waits there."""
-    ray = fake_ray(dies=lambda number, name, count: (number == 1 and name == "train") or number > 1)
-    alone, spread = both(tmp_path, 2, **EVERYONE)
-    assert spread == alone
-    assert len(ray.actors) == 2 + MOST_LOSSES
+    assert (len(ray.actors), ray.lost, ray.closed) == (2, 1, 1)
 
 
 def test_an_agent_that_ends_every_worker_ends_the_run(tmp_path: Path, fake_ray: Play) -> None:
     ray = fake_ray(dies=lambda number, name, count: name == "train")
-    with pytest.raises(WorkersLost, match=rf"^{MOST_LOSSES} workers were lost while they trained agent-\d.*--resume$"):
+    with pytest.raises(WorkerFailure, match=r"^workers failed repeatedly while they trained .*--resume$"):
         fedspa.run(with_workers(small(tmp_path / "run")))
+    assert ray.lost % MOST_LOSSES == 0
     assert ray.closed == 1
 
 
 def test_workers_that_never_come_up_are_an_error_before_anything_is_written(tmp_path: Path, fake_ray: Play) -> None:
     ray = fake_ray(dies=lambda number, name, count: True)
-    with pytest.raises(WorkersLost, match="ended as it was started"):
+    with pytest.raises(WorkerFailure, match="failed repeatedly as they started"):
         fedspa.run(with_workers(small(tmp_path / "run")))
     assert not (tmp_path / "run").exists()
     assert ray.closed == 1
@@ -192,28 +179,6 @@ class Fragile(torch.nn.Module):
         return self.layer(x.flatten(1))
 
 
-class Choosy(Fragile):
-    """Has no gradient for some records, taken alone."""
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        if len(x) == 1 and int(16 * x.sum()) % 5 == 1:
-            raise ValueError("not this")
-        return self.layer(x.flatten(1))
-
-
-def test_what_an_agent_logs_is_logged_here(tmp_path: Path, fake_ray: Play, caplog: pytest.LogCaptureFixture) -> None:
-    fake_ray()
-    found = []
-    for workers in (1, 2):
-        caplog.clear()
-        config = with_workers(small(tmp_path / str(workers), federation={"rounds": 1}), workers)
-        torch.manual_seed(0)
-        simulate(config, module=Choosy())
-        found.append({line for line in caplog.messages if "counted as zero" in line})
-    assert found[0] == found[1]
-    assert found[0]
-
-
 def test_another_number_of_workers_goes_on(tmp_path: Path, fake_ray: Play) -> None:
     fake_ray()
     fedspa.run(small(tmp_path / "whole"))
@@ -229,13 +194,13 @@ def test_a_machine_that_computes_otherwise_is_refused(
     tmp_path: Path, fake_ray: Play, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     here, other = ray_workers.of_machine, dict[str, str]()
-    started = ray_workers.Worker.start
+    known = ray_workers.Worker.facts
 
-    def start(self: ray_workers.Worker, *made: Any) -> Any:
-        good, facts = started(self, *made)
-        return good, facts | other
+    def facts(self: ray_workers.Worker) -> Any:
+        good, found = known(self)
+        return good, found | other
 
-    monkeypatch.setattr(ray_workers.Worker, "start", start)
+    monkeypatch.setattr(ray_workers.Worker, "facts", facts)
     fake_ray()
     other["instruction set"] = "another"
     with pytest.raises(ConfigError, match=r"^the instruction set of a worker is 'another', and here it is"):
@@ -254,11 +219,6 @@ def test_without_ray_an_error_says_what_to_install(tmp_path: Path, monkeypatch: 
     assert not (tmp_path / "run").exists()
 
 
-def test_nothing_imports_ray_before_workers_are_asked_for() -> None:
-    code = "import sys, fedspa.cli, fedspa.running; sys.exit('ray' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
-
-
 def test_an_address_where_nobody_listens_is_told_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("ray", reason="needs the extra ray")
     with socket.create_server(("127.0.0.1", 0)) as taken:
@@ -268,8 +228,3 @@ def test_an_address_where_nobody_listens_is_told_at_once(tmp_path: Path, monkeyp
         with pytest.raises(ConfigError, match=f"^RAY_ADDRESS is '{address}', and no cluster took .* must be 'auto'"):
             fedspa.run(with_workers(small(tmp_path / "run")))
     assert not (tmp_path / "run").exists()
-
-
-def test_a_gpu_has_one_worker() -> None:
-    with pytest.raises(ConfigError, match=r"^run.device is 'cuda:1'; each of run.workers = 2 has a GPU of its own"):
-        load(None, ["run.workers=2", "run.device='cuda:1'"])

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedspa.secagg.keys import SecretKey
-from fedspa.secagg.message import upload
+from fedspa.secagg.masking import upload
 from fedspa.secagg.session import Session
 
 TERMS = bytes(range(32))

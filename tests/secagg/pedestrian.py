@@ -93,7 +93,10 @@ class Member:
         low: int,
         high: int,
         count: int,
+        threshold: int = 0,
+        least: int = 0,
     ) -> None:
+        self.threshold = threshold
         self.members = dict(sorted(members.items()))
         self.round, self.attempt, self.count = round, attempt, count
         b = 1
@@ -110,18 +113,23 @@ class Member:
         parts = [b"fedspa secure aggregation 1: session", run.encode(), numbers, terms, u32(len(members))]
         for name, public in self.members.items():
             parts += [name.encode(), public]
+        if threshold:
+            parts.append(u32(threshold) + u32(least))
         self.preimage = listed(*parts)
         self.binding = hashlib.sha256(self.preimage).digest()
 
-    def pad_key(self, first: str, second: str, shared: bytes) -> bytes:
+    def mask_key(self, first: str, second: str, shared: bytes) -> bytes:
         info = listed(b"fedspa secure aggregation 1: pad", self.binding, first.encode(), second.encode())
         return hkdf(shared, info)
 
     def pad(self, first: str, second: str, shared: bytes) -> list[int]:
+        return self.stream(self.mask_key(first, second, shared))
+
+    def stream(self, key: bytes) -> list[int]:
         width = 1
         while 8 * width < self.bits:
             width *= 2
-        stream = chacha20(self.pad_key(first, second, shared), bytes(12), (self.count + self.checks) * width)
+        stream = chacha20(key, bytes(12), (self.count + self.checks) * width)
         return [int.from_bytes(stream[i : i + width], "little") for i in range(0, len(stream), width)]
 
     def masked(self, values: Sequence[int], name: str, secret: bytes) -> list[int]:
@@ -134,10 +142,73 @@ class Member:
                 words = [word + sign * p for word, p in zip(words, pad, strict=True)]
         return [word % 2**self.bits for word in words]
 
-    def message(self, values: Sequence[int], name: str, secret: bytes) -> bytes:
-        head = b"FSPS" + bytes([1, self.bits, 0, 0]) + u32(self.round) + u32(self.attempt) + u32(self.count)
+    def message(
+        self, values: Sequence[int], name: str, secret: bytes, seed: int = 0, coefficients: Sequence[int] = ()
+    ) -> bytes:
+        head = (
+            b"FSPS"
+            + bytes([1, self.bits, 1 if self.threshold else 0, 0])
+            + u32(self.round)
+            + u32(self.attempt)
+            + u32(self.count)
+        )
         head += self.binding
-        bits = "".join(format(word, f"0{self.bits}b")[::-1] for word in self.masked(values, name, secret))
+        words, sealed = self.masked(values, name, secret), b""
+        if self.threshold:
+            info = listed(b"fedspa secure aggregation 1: self mask", self.binding, name.encode())
+            own = self.stream(hkdf(seed.to_bytes(32, "little"), info))
+            words = [(word + mask) % 2**self.bits for word, mask in zip(words, own, strict=True)]
+            for place, (other, public) in enumerate(self.members.items(), 1):
+                share = sum(a * place**power for power, a in enumerate([seed, *coefficients])) % P
+                key = self.key("share", name, other, x25519(secret, public))
+                sealed += chacha20_poly1305(key, share.to_bytes(32, "little"))
+        bits = "".join(format(word, f"0{self.bits}b")[::-1] for word in words)
         bits += "0" * (-len(bits) % 8)
-        body = bytes(int(bits[i : i + 8][::-1], 2) for i in range(0, len(bits), 8))
+        body = bytes(int(bits[i : i + 8][::-1], 2) for i in range(0, len(bits), 8)) + sealed
         return head + u32(zlib.crc32(head + body)) + body
+
+    def key(self, use: str, sender: str, receiver: str, shared: bytes) -> bytes:
+        label = f"fedspa secure aggregation 1: {use}".encode()
+        return hkdf(shared, listed(label, self.binding, sender.encode(), receiver.encode()))
+
+    def survivors(self, names: Sequence[str]) -> bytes:
+        number = sum(2**place for place, name in enumerate(self.members) if name in names)
+        return number.to_bytes((len(self.members) + 7) // 8, "little")
+
+    def exclude(self, names: Sequence[str], name: str, secret: bytes) -> bytes:
+        answer = b""
+        for other, public in self.members.items():
+            if other not in names:
+                first, second = sorted((name, other))
+                answer += self.mask_key(first, second, x25519(secret, public))
+        return answer
+
+    def commit(self, names: Sequence[str], name: str, secret: bytes) -> bytes:
+        answer = b""
+        for other, public in self.members.items():
+            key = self.key("commit", name, other, x25519(secret, public))
+            answer += hmac.digest(key, self.survivors(names), "sha256")[:16]
+        return answer
+
+    def opened(self, sealed: Mapping[str, bytes], name: str, secret: bytes) -> bytes:
+        """The shares that the survivors sealed for this member."""
+        answer = b""
+        for other, box in sealed.items():
+            key = self.key("share", other, name, x25519(secret, self.members[other]))
+            stream = chacha20(key, bytes(12), 32, counter=1)
+            share = bytes(a ^ b for a, b in zip(box, stream))
+            assert chacha20_poly1305(key, share) == box
+            answer += share
+        return answer
+
+
+def chacha20_poly1305(key: bytes, plain: bytes) -> bytes:
+    """RFC 8439, section 2.8, with a nonce of 0 and no additional data."""
+    cipher = bytes(a ^ b for a, b in zip(plain, chacha20(key, bytes(12), len(plain), counter=1)))
+    once = chacha20(key, bytes(12), 32)
+    r = int.from_bytes(once[:16], "little") & 0x0FFFFFFC0FFFFFFC0FFFFFFC0FFFFFFF
+    data = cipher + bytes(-len(cipher) % 16) + (0).to_bytes(8, "little") + len(cipher).to_bytes(8, "little")
+    total = 0
+    for i in range(0, len(data), 16):
+        total = (total + int.from_bytes(data[i : i + 16] + b"\x01", "little")) * r % (2**130 - 5)
+    return cipher + ((total + int.from_bytes(once[16:], "little")) % 2**128).to_bytes(16, "little")

@@ -8,10 +8,12 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
+from fedspa import compiled
 from fedspa.errors import PayloadError
 from fedspa.randomness.mask import active_coordinates
-from fedspa.server.aggregate import Aggregator
+from fedspa.server.intake import Aggregator
 from fedspa.wire.payload import Update
 
 
@@ -52,6 +54,39 @@ def test_any_order_gives_the_same_bits() -> None:
     assert len(set(results)) == 1
 
 
+@pytest.mark.parametrize("k", [7, 1000])
+def test_without_the_compiled_library_sums_are_the_same(k: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    def sums() -> NDArray[np.float64]:
+        total = Aggregator(1000, 2.0, 3)
+        for number in range(3):
+            values = np.random.default_rng(number).uniform(-2, 2, k).astype(np.float32)
+            total.add(Update(0, 1000, bytes([number]) * 16, values))
+        return total.mean()
+
+    compiled_sums = sums()
+    monkeypatch.setattr(compiled, "library", lambda: None)
+    assert np.array_equal(compiled_sums, sums())
+
+
+def test_coordinates_of_another_mask_are_refused() -> None:
+    update = Update(0, 1000, bytes(16), np.ones(10, dtype=np.float32))
+    with pytest.raises(ValueError, match="10 values for 9 coordinates"):
+        Aggregator(1000, 2.0, 3).add(update, np.arange(9))
+
+
+@pytest.mark.parametrize("coordinates", [np.arange(991, 1001), np.arange(-1, 9), np.arange(10, dtype=np.int32)])
+def test_no_coordinate_is_added_outside_the_sums(coordinates: NDArray[np.int64]) -> None:
+    update = Update(0, 1000, bytes(16), np.ones(10, dtype=np.float32))
+    with pytest.raises(ValueError, match="int64 and lie between 0 and 999"):
+        Aggregator(1000, 2.0, 3).add(update, coordinates)
+
+
+def test_values_that_do_not_lie_one_after_the_other_are_not_read() -> None:
+    if compiled.library() is not None:
+        with pytest.raises(ValueError, match="not contiguous"):
+            Aggregator(10, 2.0, 3).add(Update(0, 10, bytes(16), np.ones(20, dtype=np.float32)[::-2]))
+
+
 def test_sum_of_the_largest_values_does_not_overflow() -> None:
     for bound in (1.0, 1.5, 3.4e38, 1e-38):
         for most in (1, 1000, 1023):
@@ -64,16 +99,6 @@ def test_sum_of_the_largest_values_does_not_overflow() -> None:
             for _ in range(most):
                 aggregator.add(Update(0, 3, bytes(16), np.full(3, value, dtype=np.float32)))
             np.testing.assert_allclose(aggregator.mean(), float(value), rtol=1e-12)
-
-
-def test_coordinates_at_hand_are_used() -> None:
-    (update,) = make_updates(1, 100, 10)
-    mask = active_coordinates(update.mask_seed, 100, 10)
-    given_, drawn = Aggregator(100, 1.0, 1), Aggregator(100, 1.0, 1)
-    given_.add(update, mask)
-    drawn.add(update)
-    assert np.array_equal(given_.mean(), drawn.mean())
-    assert np.array_equal(np.flatnonzero(drawn.mean()), mask)
 
 
 @pytest.mark.parametrize(("values", "code"), [([np.nan, 0], "bound"), ([np.inf, 0], "bound"), ([-1.01, 0], "bound")])
@@ -94,11 +119,6 @@ def test_wrong_dimension_and_one_update_too_many_are_refused() -> None:
     with pytest.raises(PayloadError) as caught:
         aggregator.add(make_updates(1, 9, 2)[0])
     assert caught.value.code == "count"
-
-
-def test_nothing_added_has_no_mean() -> None:
-    with pytest.raises(ValueError, match="no update"):
-        Aggregator(3, 1.0, 1).mean()
 
 
 @pytest.mark.parametrize(("bound", "most"), [(0.0, 1), (np.inf, 1), (np.nan, 1), (1.0, 0)])

@@ -8,11 +8,11 @@ from dataclasses import replace
 import pytest
 import torch
 
-from fedspa.server.optimizers import ServerOptimizer, decayed
+from fedspa.server.optimizers import Schedule, ScheduleName, ServerOptimizer
 
 
-def optimizer(step: str, decay: str = "none") -> ServerOptimizer:
-    return ServerOptimizer(step, 0.5, 0.9, 0.99, 1e-3, decay)  # type: ignore[arg-type]
+def optimizer(step: str, schedule: ScheduleName = "constant") -> ServerOptimizer:
+    return ServerOptimizer(step, 0.5, 0.9, 0.99, 1e-3, schedule=Schedule(schedule))  # type: ignore[arg-type]
 
 
 def test_adam_is_lines_13_to_15_as_printed() -> None:
@@ -42,9 +42,40 @@ def test_momentum_remembers() -> None:
     assert float(state.theta) == pytest.approx(0.5 + 0.5 * 1.9)
 
 
-def test_decay_counts_rounds_from_one() -> None:
-    assert [decayed(1.0, "sqrt", t) for t in (0, 3)] == [1.0, 0.5]
-    assert decayed(1.0, "none", 99) == 1.0
+class TestSchedule:
+    def test_the_papers_counts_rounds_from_one(self) -> None:
+        assert [Schedule("sqrt").rate(1.0, t) for t in (0, 3)] == [1.0, 0.5]
+        assert Schedule().rate(0.3, 99) == 0.3
+
+    @pytest.mark.parametrize("warmup", [0, 3])
+    @pytest.mark.parametrize("name", ["cosine", "linear"])
+    def test_the_rates_are_those_of_torch(self, name: ScheduleName, warmup: int) -> None:
+        rounds = 12
+        optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.5)
+        schedulers = torch.optim.lr_scheduler
+        falling = (
+            schedulers.CosineAnnealingLR(optimizer, rounds - warmup)
+            if name == "cosine"
+            else schedulers.LinearLR(optimizer, 1.0, 0.0, rounds - warmup)
+        )
+        whole: torch.optim.lr_scheduler.LRScheduler = falling
+        if warmup:
+            rising = schedulers.LinearLR(optimizer, 1 / (warmup + 1), 1.0, warmup)
+            whole = schedulers.SequentialLR(optimizer, [rising, falling], [warmup])
+        expected = []
+        for _ in range(rounds):
+            expected.append(whole.get_last_lr()[0])
+            optimizer.step()
+            whole.step()
+        found = [Schedule(name, warmup, rounds).rate(0.5, t) for t in range(rounds)]
+        assert found == pytest.approx(expected)
+
+    @pytest.mark.parametrize("name", ["constant", "sqrt", "linear", "cosine"])
+    @pytest.mark.parametrize("warmup", [0, 2, 20])
+    def test_every_round_has_a_rate(self, name: ScheduleName, warmup: int) -> None:
+        rates = [Schedule(name, warmup, 10).rate(1.0, t) for t in range(10)]
+        assert all(0 < rate <= 1 for rate in rates)
+        assert warmup == 0 or rates[0] < rates[1]
 
 
 def test_a_step_does_not_change_the_state_it_was_given() -> None:
@@ -57,7 +88,7 @@ def test_a_step_does_not_change_the_state_it_was_given() -> None:
 
 @pytest.mark.parametrize("step", ["adam", "average", "momentum"])
 def test_the_average_of_the_iterates_follows_without_leading(step: str) -> None:
-    plain = ServerOptimizer(step, 0.5, 0.9, 0.99, 1e-3, "none")  # type: ignore[arg-type]
+    plain = ServerOptimizer(step, 0.5, 0.9, 0.99, 1e-3)  # type: ignore[arg-type]
     averaged = replace(plain, ema=0.75)
     one, two = plain.start(torch.tensor([1.0])), averaged.start(torch.tensor([1.0]))
     expected = 1.0

@@ -13,9 +13,9 @@ from small_runs import small
 
 from fedspa import track
 from fedspa.errors import ConfigError
-from fedspa.running import Stopped, simulate
-from fedspa.runs.guarantee import statement
-from fedspa.track import figures, words
+from fedspa.running import run as simulate
+from fedspa.runs.rundir import Stopped
+from fedspa.track import figures
 
 needs_tensorboard = pytest.mark.skipif(find_spec("tensorboard") is None, reason="the extra tensorboard is missing")
 needs_mlflow = pytest.mark.skipif(find_spec("mlflow") is None, reason="the extra mlflow is missing")
@@ -49,14 +49,6 @@ def test_an_epsilon_that_is_no_guarantee_is_not_drawn_as_one() -> None:
     line = {"round": 3, "epsilon": 0.7}
     assert figures({**line, "private": True}) == {"epsilon": 0.7}
     assert figures({**line, "private": False}) == {"epsilon_not_private": 0.7}
-
-
-def test_words_name_the_settings_that_a_search_chose() -> None:
-    """The parameters that are logged at the start are those of the config, which may have lost."""
-    summary = {"epsilon": None, "delta": None, "warnings": ["one", "two"]}
-    assert words(summary) == {"guarantee": statement(summary), "warnings": "one\ntwo"}
-    trials = [{"settings": {"algorithm.ema": 0.5}}, {"settings": {"algorithm.ema": 0.9}}]
-    assert words({**summary, "tuning": {"choice": 1, "trials": trials}})["chosen"] == '{"algorithm.ema": 0.9}'
 
 
 def test_a_tracker_that_is_missing_stops_the_run_before_it_starts(

@@ -10,15 +10,16 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from scores_audit import SCORES, Target, synthetic
 from torch import Tensor, nn
 
-from fedspa.agent.participate import Invitation, payloads
+from fedspa.agent.participate import Request, payloads
 from fedspa.algorithms import ALGORITHMS, Agent, Terms
+from fedspa.algorithms.base import deviation, score_plan, score_terms, share
 from fedspa.algorithms.fedspa import respond
-from fedspa.algorithms.scores import deviation, score_plan, score_terms, share
-from fedspa.audit.run import Setting
-from fedspa.audit.scores import SCORES, Target
-from fedspa.engine.scores import Scores, score
+from fedspa.audit.audited import Setting
+from fedspa.engine.optimizer import LocalOptimizer
+from fedspa.engine.per_example import Scores, score
 from fedspa.errors import PrivacyError
 from fedspa.learning.flat import FlatModel
 from fedspa.learning.tasks import Classification, PerPerson
@@ -67,10 +68,10 @@ def always(model: FlatModel, label: int, models: int) -> Tensor:
 
 def said(model: FlatModel, models: Tensor, plan: GaussianPlan, x: Tensor, y: Tensor, key: bytes, **more: Any) -> Any:
     """What one agent's payload says of the models, as its server reads it."""
-    invitation = Invitation("run", ALGORITHMS["fedspa"], terms_of(plan), models[0], "f32", "secure", models=models)
-    agent = Agent(number=0, x=x, y=y, mask_seed=SEED, key=key, **more)
-    intake = Intake(score_terms(invitation.terms, len(models)), invitation.algorithm, invitation.coding, 1)
-    intake.take(payloads(invitation, {"agent-0": agent}, Scores(model, models))["agent-0"], seed=SEED)
+    request = Request("run", ALGORITHMS["fedspa"], terms_of(plan), models[0], "f32", "secure", models=models)
+    agent = Agent(number=0, pool_x=x, pool_y=y, mask_seed=SEED, key=key, **more)
+    intake = Intake(score_terms(request.terms, len(models)), request.algorithm, request.coding, 1)
+    intake.take(payloads(request, {"agent-0": agent}, Scores(model, models))["agent-0"], seed=SEED)
     return intake.mean()
 
 
@@ -149,7 +150,7 @@ class Fragile(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         if bool((x < 0).any()):
-            raise ValueError("a record that must not be told")
+            raise ValueError("a record that must not be revealed")
         return self.inner(x) + 0 * torch.rand(1)
 
 
@@ -184,11 +185,11 @@ def failed(target: Target) -> set[str]:
 
 
 def test_attacks_on_counts_stay_within_the_claim_and_see_something() -> None:
-    report = SCORES.audit(Setting("seeded", draws=400), SCORES.synthetic(neighbours="replace-one"))
+    report = SCORES.audit(Setting("seeded", draws=400), synthetic(neighbours="replace-one"))
     assert all(check.holds for check in report.checks)
     attack = next(check for check in report.checks if check.name.startswith("scores: μ"))
     assert 0.5 * attack.claimed < attack.lower_bound <= attack.claimed
-    assert failed(SCORES.synthetic(sampling="fixed")) == set()
+    assert failed(synthetic(sampling="fixed")) == set()
 
 
 def louder(ratio: float) -> Callable[[GaussianPlan, int], GaussianPlan]:
@@ -203,13 +204,13 @@ def louder(ratio: float) -> Callable[[GaussianPlan, int], GaussianPlan]:
 
 
 def test_a_sensitivity_that_forgets_the_other_models_is_caught() -> None:
-    found = failed(replace(SCORES.synthetic(), scored=louder(4)))
+    found = failed(replace(synthetic(), scored=louder(4)))
     assert {"scores: pair, add-remove", "scores: pair, replace-one", "scores: noise"} <= found
     assert "scores: μ, replace-one" in found
 
 
 def test_weak_noise_is_caught() -> None:
-    assert "scores: noise" in failed(replace(SCORES.synthetic(neighbours="add-remove"), scored=louder(1.5**2)))
+    assert "scores: noise" in failed(replace(synthetic(neighbours="add-remove"), scored=louder(1.5**2)))
 
 
 def test_models_that_share_their_noise_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -219,11 +220,20 @@ def test_models_that_share_their_noise_are_caught(monkeypatch: pytest.MonkeyPatc
         for answer in respond(*given):
             yield replace(answer, values=np.full_like(answer.values, answer.values[0]))
 
-    monkeypatch.setattr("fedspa.audit.scores.respond", shared)
-    assert "scores: coordinates" in failed(SCORES.synthetic(neighbours="add-remove"))
+    monkeypatch.setattr("scores_audit.respond", shared)
+    assert "scores: coordinates" in failed(synthetic(neighbours="add-remove"))
 
 
 def test_an_engine_that_counts_tenfold_is_clipped(monkeypatch: pytest.MonkeyPatch) -> None:
     rows = Scores.rows
     monkeypatch.setattr(Scores, "rows", lambda *given: (10 * found for found in rows(*given)))
-    assert failed(SCORES.synthetic(neighbours="add-remove")) == set()
+    assert failed(synthetic(neighbours="add-remove")) == set()
+
+
+@pytest.mark.parametrize("name", ["momentum", "adam"])
+def test_an_agents_optimiser_has_no_part_in_scores(name: str) -> None:
+    """Scores are counts with noise, and no gradients."""
+    plan = GaussianPlan(40, 40, "l2", 0.3, "poisson", 5, 2000, 6, 2, 1.0, "add-remove", 1e-4)
+    plain = Terms(0, "per-agent", None, 0.1, plan)
+    scored = score_terms(replace(plain, optimizer=LocalOptimizer(name)), 3)  # type: ignore[arg-type]
+    assert scored == score_terms(plain, 3)

@@ -3,17 +3,31 @@
 from __future__ import annotations
 
 import json
+import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 import fedspa
+from fedspa.agent.ledger.ledger import Ledger
 from fedspa.cli import app
+from fedspa.data.dataset import Dataset
 from fedspa.errors import ConfigError
 from fedspa.mechanisms.gaussian.event import GaussianEvent
 from fedspa.privacy.accounting import epsilon
+from fedspa.runs.halving import Settings
+from fedspa.runs.records import records_of
+from fedspa.runs.setup import Simulated, prepare
+from fedspa.tuning import proxy
+from fedspa.tuning.proxy import ProxyRuns
+from fedspa.tuning.search import CLIP, RATE, Search, distinct_settings
 from fedspa.tuning.suggest import suggest
 
 
@@ -22,7 +36,7 @@ def test_its_noise_keeps_epsilon_and_no_less_would() -> None:
     assert found.participations == 5
 
     def cost(noise: float) -> float:
-        event = GaussianEvent("poisson", 600, 600, 1, noise)
+        event = GaussianEvent("poisson", 600, 600, 5, noise)
         return epsilon({event: found.participations}, 1e-3, neighbours="add-remove")
 
     assert cost(found.noise_multiplier) <= 1.0 < cost(found.noise_multiplier * 0.999)
@@ -33,7 +47,7 @@ def test_sparsity_changes_bytes_and_neither_noise_nor_walk() -> None:
     assert sparse.noise_to_signal == whole.noise_to_signal
     assert sparse.upload_bytes < whole.upload_bytes / 5
     moved = [
-        found.settings["algorithm.server_lr"] * found.settings["privacy.clip_value"] * p**0.5
+        found.settings["algorithm.local_lr"] * found.settings["privacy.clip_value"] * p**0.5
         for found, p in ((whole, 1.0), (sparse, 0.05))
     ]
     assert moved[0] == pytest.approx(moved[1], rel=0.02)
@@ -81,10 +95,177 @@ def test_on_the_command_line() -> None:
     shown = CliRunner().invoke(app, words).stdout
     assert "[algorithm]" in shown
     assert "Parameters  650" in shown
-    told = json.loads(CliRunner().invoke(app, [*words, "--json"]).stdout)
-    assert told["dimension"] == 650
-    assert told["settings"]["algorithm.batch"] == 144
+    stated = json.loads(CliRunner().invoke(app, [*words, "--json"]).stdout)
+    assert stated["dimension"] == 650
+    assert stated["settings"]["algorithm.batch"] == 144
     refused = CliRunner().invoke(app, ["suggest", "--agents", "10", "--records", "144", "--epsilon", "2"])
     assert "--shape is missing" in str(refused.exception)
     cnn = CliRunner().invoke(app, [*words[:5], "--model", "mnist-cnn", "--epsilon", "2", "--json"])
     assert json.loads(cnn.stdout)["dimension"] == 21_840
+
+
+# The search along what is known: on functions whose best point is known.
+
+START: dict[str, Any] = {RATE: 10.0, CLIP: 0.1, "algorithm.ema": 0.8}
+
+
+def hill(rate: float, clip: float) -> Any:
+    """Best where rate × clip and clip are these; falls with the distance in octaves."""
+
+    def score(settings: Settings) -> list[float]:
+        product = float(settings[RATE]) * float(settings[CLIP])
+        away = abs(math.log2(product / (rate * clip))) + 0.1 * abs(math.log2(float(settings[CLIP]) / clip))
+        return [-away, -away - 0.01]
+
+    return score
+
+
+@given(st.floats(0.05, 2000), st.floats(0.01, 1))
+def test_it_comes_within_a_step_of_the_best(rate: float, clip: float) -> None:
+    search = Search(hill(rate, clip))
+    found = search.run(START, {}, local=False)
+    product = float(found[RATE]) * float(found[CLIP])
+    assert abs(math.log(product / (rate * clip))) <= math.log(3)
+    assert abs(math.log(float(found[CLIP]) / clip)) <= math.log(3) * 1.05
+    assert len(search.found) <= 30
+
+
+def test_the_clip_moves_with_the_rate_against_it() -> None:
+    tried: list[Settings] = []
+    Search(lambda settings: tried.append(settings) or [0.0]).run(START, {}, local=False)
+    products = [float(s[RATE]) * float(s[CLIP]) for s in tried if s[CLIP] != START[CLIP]]
+    assert products == pytest.approx([1.0, 1.0], rel=0.01)  # three digits are kept
+
+
+def test_nothing_is_scored_twice_and_chance_moves_nothing() -> None:
+    tried: list[Any] = []
+
+    def noisy(settings: Settings) -> list[float]:
+        tried.append(tuple(sorted(settings.items())))
+        return [0.5, 0.5] if settings == START else [0.9, 0.12]  # better on average, and not by more than chance
+
+    assert Search(noisy).run(START, {}, local=False) == START
+    assert len(tried) == len(set(tried))
+
+
+@pytest.mark.parametrize(("factor", "kept"), [(1.2, 1), (2.0, 2)])
+def test_candidates_for_trials_lie_apart(factor: float, kept: int) -> None:
+    assert len(distinct_settings([START, {**START, RATE: 10.0 * factor}], 4)) == kept
+
+
+def test_a_gain_beats_only_what_it_passes_by_more_than_its_own_spread() -> None:
+    """Of fifteen comparisons two or three pass a standard error by chance alone."""
+    scores = {"old": [0.5] * 6, "noisy": [0.55, 0.51, 0.56, 0.48, 0.55, 0.49], "steady": [0.55, 0.54, 0.56] * 2}
+    search = Search(lambda settings: scores[str(settings["algorithm.server"])])
+    old, noisy, steady = ({"algorithm.server": name} for name in scores)
+    assert not search.beats(noisy, old)
+    assert search.beats(steady, old)
+    assert not search.beats(old, old)
+
+
+# Proxy runs: on no agent's record, in no ledger, under the noise of the run.
+
+
+def made_up(records: int = 600) -> Dataset:
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(records, 6)).astype(np.float32)
+    y = (x[:, 0] + 0.5 * x[:, 1] > 0).astype(np.int64)
+    return fedspa.from_arrays(x[100:], y[100:], x[:100], y[:100], name="made up")
+
+
+CLINICS = Path(__file__).parents[1] / "runs" / "clinics.csv"
+
+
+def job_of(tmp_path: Path, **privacy: Any) -> tuple[Simulated, Dataset]:
+    config = fedspa.load(
+        {
+            "federation": {"agents": 8, "per_round": 4, "rounds": 3},
+            "data": {"holdout": 0.2},
+            "algorithm": {"batch": 20, "local_steps": 2, "compression": 0.5},
+            "privacy": {"epsilon": 3.0, "noise": "seeded", **privacy},
+            "run": {"threads": 1, "ledger": str(tmp_path / "ledger.sqlite")},
+        }
+    )
+    records = records_of(config, made_up())
+    return prepare(config, records), records
+
+
+def test_a_run_on_a_table_has_proxy_runs_on_its_held_out_rows() -> None:
+    columns = {"clinic": {"kind": "ignore"}, "part": {"kind": "ignore"}, "ward": {"kind": "ignore"}}
+    columns |= {"age": {"kind": "number", "range": [0, 110], "missing": 50}, "smoker": {"kind": "ignore"}}
+    columns["score"] = {"kind": "number", "range": [0, 200], "target": True}
+    config = fedspa.load(
+        {
+            "federation": {"agents": 3, "per_round": 2, "rounds": 2},
+            "data": {"name": str(CLINICS), "holdout": 0.4, "table": {"columns": columns}},
+            "algorithm": {"batch": 5, "local_steps": 1},
+            "privacy": {"noise_multiplier": 2.0, "noise": "seeded"},
+        }
+    )
+    records = records_of(config)
+    job = prepare(config, records)
+    assert job.plan is not None
+    assert ProxyRuns(job.config, job.plan, records).curves({}).name == "rmse"
+
+
+def test_only_the_servers_records_are_in_it_and_no_ledger_is_touched(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job, records = job_of(tmp_path)
+
+    def touched(*_: Any, **__: Any) -> None:
+        raise AssertionError("a proxy run touched a ledger")
+
+    monkeypatch.setattr(Ledger, "open", touched)
+    monkeypatch.setattr(Ledger, "reserve_many", touched)
+    assert job.plan is not None
+    runs = ProxyRuns(job.config, job.plan, records)
+    own = {tuple(row.tolist()) for row in records.test_x}  # type: ignore[union-attr]
+    for part in runs._parts:
+        both = torch.cat([part.train_x, part.test_x])  # type: ignore[list-item]
+        assert {tuple(row.tolist()) for row in both} == own
+        assert len(both) == len(own)  # none is trained on and scored by
+    assert len(runs.curves({}).repeats[0]) == 3
+    assert not (tmp_path / "ledger.sqlite").exists()
+
+
+def test_its_noise_is_that_of_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    job, records = job_of(tmp_path)
+    assert job.plan is not None
+    runs = ProxyRuns(job.config, job.plan, records)
+    plan = prepare(runs._config, runs._parts[0]).plan
+    assert plan is not None
+    assert plan.sigma == pytest.approx(job.plan.sigma)
+    assert plan.event.rate == pytest.approx(job.plan.event.rate, rel=0.1)
+    assert (plan.local_steps, plan.active, plan.clip_value) == (2, job.plan.active, job.plan.clip_value)
+
+
+def test_a_public_data_set_stands_in(tmp_path: Path) -> None:
+    job, records = job_of(tmp_path)
+    assert job.plan is not None
+    runs = ProxyRuns(job.config, job.plan, records, "digits")
+    assert runs._parts[0].train_x.shape[1:] == (1, 8, 8)  # type: ignore[union-attr]
+    assert runs.curves({}).last is not None
+
+
+@pytest.mark.parametrize("theirs", [400, 40])
+def test_what_the_agents_hold_is_not_public(theirs: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody pays for a proxy run: on the agents' own records it would be a search that no ε covers."""
+    job, records = job_of(tmp_path)
+    assert job.plan is not None
+    own = replace(
+        made_up(900),
+        train_x=torch.cat([made_up(900).train_x[-300:], records.train_x[:theirs]]),  # type: ignore[index, list-item]
+        train_y=torch.cat([made_up(900).train_y[-300:], records.train_y[:theirs]]),  # type: ignore[index, list-item]
+    )
+    monkeypatch.setattr(proxy, "records_of", lambda config: own)
+    with pytest.raises(fedspa.FedspaError, match=rf"holds {theirs} of the 400 records that the agents hold"):
+        ProxyRuns(job.config, job.plan, records, "digits")
+
+
+def test_a_model_that_diverges_has_no_curve(tmp_path: Path) -> None:
+    job, records = job_of(tmp_path)
+    assert job.plan is not None
+    wild = {"algorithm.server": "average", "algorithm.server_lr": 1e10, "algorithm.local_lr": 1e10}
+    curves = ProxyRuns(job.config, job.plan, records).curves({**wild, "privacy.clip_value": 1e10})
+    assert curves.last is None or abs(curves.last) <= 1

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from interruptions import crash, refuse_a_difference
-from small_runs import outcome, small
+from small_runs import small
 from torch import Tensor
 
 import fedspa
@@ -21,8 +21,8 @@ from fedspa.agent.ledger.ledger import Ledger
 from fedspa.agent.ledger.report import export
 from fedspa.errors import ConfigError
 from fedspa.privacy.accounting import epsilon as priced
-from fedspa.running import Stopped
 from fedspa.runs.halving import SEARCHED, Halving
+from fedspa.runs.rundir import Stopped, ledger_of
 from fedspa.server.coordinator import Diverged
 from fedspa.server.optimizers import ServerOptimizer, ServerState
 
@@ -49,7 +49,7 @@ def searching(out: Path, **sections: dict[str, Any]) -> dict[str, dict[str, Any]
 
 def recomputed(folder: Path, agents: int = 6) -> float:
     """ε of the agent that spent most, from the ledger alone."""
-    with Ledger.open(folder / "ledger.sqlite", create=False) as ledger:
+    with Ledger.open(ledger_of(folder, fedspa.load(folder / "config.toml")), create=False) as ledger:
         return max(ledger.epsilon(f"agent-{number}", 1e-3, "add-remove") for number in range(agents))
 
 
@@ -75,21 +75,8 @@ def test_every_round_of_every_trial_is_in_the_ledger_and_the_total_is_what_was_a
     assert recomputed(result.folder) <= EPSILON
 
 
-def test_what_is_said_of_the_result_is_said_of_the_choice(tmp_path: Path) -> None:
-    result = fedspa.run(searching(tmp_path / "run", tuning={"candidates": [{"algorithm.compression": 0.5}]}))
-    assert result.summary["compression"] == 0.5
-    assert result.summary["tuning"]["choice"] == 0
-    assert (result.folder / "report.html").read_text("utf-8").count("The search for settings") == 1
-
-
-def test_the_same_search_has_the_same_bits(tmp_path: Path) -> None:
-    for name in ("one", "other"):
-        fedspa.run(searching(tmp_path / name))
-    assert outcome(tmp_path / "one") == outcome(tmp_path / "other")
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))
 def test_killed_anywhere_in_the_search_it_ends_as_if_never_killed(tmp_path: Path, seed: int) -> None:
     refuse_a_difference(lambda folder: searching(folder), tmp_path, random.Random(seed))
 
@@ -165,7 +152,7 @@ def test_a_trial_that_diverges_does_not_end_the_search(tmp_path: Path, monkeypat
         ({"tuning": {"rounds": 12}}, "leave none to train"),
         ({"tuning": {"candidates": None}}, "there are none"),
         ({"data": {"holdout": 0.0}, "tuning": {"scored_by": "server"}}, "data.holdout is 0"),
-        ({"algorithm": {"server_options": {"lr_decay": "sqrt"}}}, "lr_decay 'sqrt'"),
+        ({"algorithm": {"schedule": "sqrt"}}, "algorithm.schedule 'sqrt'"),
         ({"privacy": {"clip_rule": "quantile", "noise_multiplier": None, "epsilon": 3.0}}, "clip_rule is 'quantile'"),
         (
             {"algorithm": {"name": "fedavg", "compression": 1.0}, "privacy": {"noise_multiplier": None}},

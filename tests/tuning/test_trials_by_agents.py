@@ -18,8 +18,6 @@ from test_trials import CANDIDATES, EPSILON, entries, recomputed, searching
 
 import fedspa
 from fedspa.errors import ConfigError
-from fedspa.report.record import read
-from fedspa.report.tables import search
 from fedspa.runs.halving import Halving, Turn
 
 ROUNDS = 4 + 1 + 2 + 1  # two rungs, each with a round in which agents score
@@ -71,19 +69,11 @@ def test_agents_choose_what_they_score_highest(tmp_path: Path) -> None:
     better = {"algorithm.server": "average", "algorithm.server_lr": 2.0}
     tuning = {"candidates": [still, better], "rounds": 3}
     result = fedspa.run(asking(tmp_path / "run", privacy=privacy, tuning=tuning))
-    told = metrics(tmp_path / "run")[2]["trials"]
-    assert told["1"] > told["0"] + 0.1
+    stated = metrics(tmp_path / "run")[2]["trials"]
+    assert stated["1"] > stated["0"] + 0.1
     assert result.summary["tuning"]["choice"] == 1
     # What agents say of the model is near to what the server's test records say of it.
-    assert told["1"] == pytest.approx(metrics(tmp_path / "run")[1]["accuracy"], abs=0.1)
-
-
-def test_the_server_scores_where_it_is_asked_to_and_can(tmp_path: Path) -> None:
-    held = {"data": {"holdout": 0.2}}
-    tuning: dict[str, Any] = {"candidates": CANDIDATES[:2], "rounds": 3}
-    for by, name in ((None, "server"), ("server", "server"), ("agents", "agents")):
-        config = asking(tmp_path / str(by), **held, tuning={**tuning, "scored_by": by})
-        assert fedspa.run(config).summary["tuning"]["scored_by"] == name
+    assert stated["1"] == pytest.approx(metrics(tmp_path / "run")[1]["accuracy"], abs=0.1)
 
 
 @pytest.mark.parametrize(
@@ -116,7 +106,7 @@ def test_what_cannot_be_scored_so_is_refused_before_anything_is_written(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("seed", range(1))
 def test_killed_anywhere_it_ends_as_if_never_killed(tmp_path: Path, seed: int) -> None:
     """By kill -9: no trial and no score is lost, made twice or missing in the ledger."""
     refuse_a_difference(lambda folder: asking(folder), tmp_path, random.Random(100 + seed))
@@ -138,31 +128,6 @@ def test_scores_that_were_seen_stay_paid_and_drawn_anew_are_paid_again(
     assert result.summary["tuning"]["scoring"]["rounds"] == [4, 7]
 
 
-def test_other_noise_and_samplings_score_too(tmp_path: Path) -> None:
-    tuning = {"candidates": CANDIDATES[:2], "rounds": 3}
-    for name, sections in {
-        "fixed": {"privacy": {"sampling": "fixed"}},
-        "exact": {"privacy": {"noise": "exact", "clip_value": 0.3}},
-        "native": {"run": {"engine": "native"}, "algorithm": {"mask": "per-agent"}},
-        "persons": {"data": {"name": "small_records:visits", "person": "patient"}, "algorithm": {"batch": 8}},
-    }.items():
-        summary = fedspa.run(asking(tmp_path / name, tuning=tuning, **sections)).summary
-        assert all(score is not None for trial in summary["tuning"]["trials"] for score in trial["scores"]), name
-
-
-def test_the_report_shows_scores_noise_and_spend(tmp_path: Path) -> None:
-    folder = fedspa.run(asking(tmp_path / "run")).folder
-    found = search(read(folder))
-    assert found is not None
-    assert found.header[3] == "Agents' score after each"
-    assert found.trials[-1][0] == "scores"
-    assert found.trials[-1][2] == "5, 8"
-    assert found.trials[-1][3].count("±") == 2
-    assert "took 8 of 10 rounds" in found.spent
-    assert sum(int(row[-1]) for row in found.trials) == 8 * 3
-    assert "each score has noise of this deviation" in (folder / "report.html").read_text("utf-8")
-
-
 @given(st.integers(1, 9), st.integers(0, 20), st.integers(1, 2), st.randoms(use_true_random=False))
 def test_each_rung_is_followed_by_its_scores(candidates: int, spare: int, scoring: int, chance: random.Random) -> None:
     least = Halving(candidates, 1, scoring=scoring).rounds
@@ -181,8 +146,8 @@ def test_each_rung_is_followed_by_its_scores(candidates: int, spare: int, scorin
         if len(after.left) < len(before.left):
             assert before.scoring
             assert len(after.left) == -(-len(before.left) // 2)
-            told = scores[turns.index(after) - 1]
-            if scoring == 1 and all(told[c] is not None for c in before.left):
-                assert sorted(after.left) == sorted(sorted(before.left, key=lambda c: -told[c])[: len(after.left)])
+            stated = scores[turns.index(after) - 1]
+            if scoring == 1 and all(stated[c] is not None for c in before.left):
+                assert sorted(after.left) == sorted(sorted(before.left, key=lambda c: -stated[c])[: len(after.left)])
     if candidates > 1:
         assert halving.turn(scores, "loss").left == (halving.turn(scores, "loss").trial,)

@@ -14,16 +14,15 @@ from collections.abc import Iterator
 import numpy as np
 
 from fedspa.algorithms.base import IntegerUpdate
-from fedspa.algorithms.cpsgd.codec import decode_integers, encode_integers
+from fedspa.algorithms.cpsgd.respond import decode_integers, encode_integers
 from fedspa.errors import PayloadError
 from fedspa.wire import coding as codings
-from fedspa.wire.payload import CODINGS, Expected, Update, decode, encode
+from fedspa.wire.payload import CODING_NUMBERS, CODINGS, Expected, Update, decode, encode
 
 ROUND, D, K = 3, 320, 32
 TRIALS, LEVELS = 60_000, 16
 EXPECTED = Expected(round=ROUND, dimension=D, active=K, bound=1e6)
 EXPECTED_INTEGERS = Expected(round=ROUND, dimension=D, active=K, bound=1e6, codings=frozenset({"whole"}))
-WHOLE = len(CODINGS)  # its number on the wire
 PREFIX = struct.pack("<4sB", b"FSPA", 1)
 PLACE = struct.pack("<3I", ROUND, D, K)
 
@@ -32,7 +31,7 @@ def check(data: bytes) -> None:
     """Raise unless the input decodes to what was asked for or to a listed PayloadError."""
     integers, helped, payload = data[:1] >= b"\x80", bool(data[:1] and data[0] % 2), data[1:]
     if helped and len(payload) > 48:
-        payload = _helped(payload, WHOLE if integers else payload[5] % len(CODINGS))
+        payload = _helped(payload, CODING_NUMBERS["whole"] if integers else payload[5] & CODING_NUMBERS["int"])
     try:
         if integers:
             _check_integers(payload)
@@ -64,7 +63,7 @@ def _check_values(data: bytes) -> None:
     update = decode(data, EXPECTED)
     if update.values.shape != (K,) or not np.all(np.abs(update.values) <= EXPECTED.bound):
         raise RuntimeError(f"decoded to {update}")
-    if CODINGS[data[5]] == "int" and codings.pack(codings.unpack(data[48:], data[6], K), data[6]) != data[48:]:
+    if data[5] == CODING_NUMBERS["int"] and codings.pack(codings.unpack(data[48:], data[6], K), data[6]) != data[48:]:
         raise RuntimeError("one body was read that the encoder would not write")
 
 

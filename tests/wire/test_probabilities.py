@@ -10,7 +10,7 @@ import mpmath
 import numpy as np
 import pytest
 
-from fedspa.wire.probabilities import (
+from fedspa.wire.coding import (
     PRECISION,
     SCALES,
     _gaussian_weights,
@@ -37,7 +37,7 @@ def test_frequencies_are_a_table(scale: int) -> None:
 
 @pytest.mark.parametrize("scale", range(SCALES))
 def test_q_is_the_floor_it_claims_to_be(scale: int) -> None:
-    """Exact mathematics, with room to spare: no platform that computes q to 40 digits can floor it differently."""
+    """Exact mathematics, with a margin: no platform that computes q to 40 digits can floor it differently."""
     with mpmath.workdps(80):
         s = mpmath.mpf(2) ** (mpmath.mpf(scale) / 8 - 2)
         exact = mpmath.exp(-1 / (2 * s * s)) * 2**64
@@ -52,7 +52,7 @@ def test_weights_follow_the_gaussian(scale: int) -> None:
 
 
 def test_tables_are_pinned() -> None:
-    """All 80 tables, as 4-byte words one after another: whoever changes them changes the format."""
+    """All 80 tables, as 4-byte words one after another: a change of them changes the format."""
     everything = b"".join(np.array(frequencies(scale), dtype="<u4").tobytes() for scale in range(SCALES))
     assert frequencies(0) == PINNED_0
     assert zlib.crc32(everything) == PINNED_ALL
@@ -60,12 +60,6 @@ def test_tables_are_pinned() -> None:
 
 PINNED_0 = (2730, 8348, 16752330, 8348, 2730, 2730)
 PINNED_ALL = 0xA4B2935E
-
-
-def test_scale_out_of_range_is_refused() -> None:
-    for scale in (-1, SCALES):
-        with pytest.raises(ValueError, match="scale"):
-            frequencies(scale)
 
 
 @pytest.mark.parametrize("scale", range(0, SCALES, 7))
@@ -80,7 +74,7 @@ def test_constriction_uses_exactly_our_frequencies(scale: int) -> None:
             assert coder.decode(model) == symbol
 
 
-@pytest.mark.parametrize("true", [0.2, 0.5, 1.0, 1.7, 20.0, 200.0])
+@pytest.mark.parametrize("true", [0.2, 1.0, 200.0])
 def test_best_scale_is_best(true: float) -> None:
     integers = np.rint(np.random.default_rng(1).normal(0, true, 4000)).astype(np.int64)
     magnitudes = np.abs(integers)

@@ -16,24 +16,24 @@ entry, and no second message under one mask (docs/deployment.md has the proof).
 from __future__ import annotations
 
 import hashlib
+import json
 import logging
 import os
 import struct
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, suppress
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final, get_args
 
 from torch import Tensor
 
 from fedspa import durable
-from fedspa.agent.ledger.ledger import Ledger
+from fedspa.agent.ledger.ledger import NUMBERED, Ledger
 from fedspa.agent.policy import Code, Policy, PolicyRefusal
 from fedspa.algorithms import Agent, Algorithm, Terms
-from fedspa.algorithms.base import Answer
-from fedspa.algorithms.scores import score_terms
-from fedspa.engine.task import Engine
+from fedspa.algorithms.base import Answer, score_terms
+from fedspa.engine.local import Engine
 from fedspa.errors import (
     BudgetError,
     ConfigError,
@@ -42,12 +42,14 @@ from fedspa.errors import (
     LedgerError,
     PayloadError,
     PrivacyError,
-    worded,
+    os_errors_as,
 )
-from fedspa.learning.threads import torch_threads
-from fedspa.privacy.cap import Cap
+from fedspa.learning.forward import torch_threads
+from fedspa.privacy.budget import PrivacyBudget, shown
 from fedspa.randomness.streams import NoiseMode
-from fedspa.secagg.message import decode, upload
+from fedspa.secagg import recovery
+from fedspa.secagg.masking import decode, upload
+from fedspa.secagg.recovery import Progress
 from fedspa.secagg.session import Session
 from fedspa.wire.payload import Coding
 
@@ -60,6 +62,7 @@ CODES: Final = frozenset({*get_args(Code), *_OWN})
 FINAL_CODES: Final = CODES - {"ledger", "stale", "spent", "internal"}
 
 _CODE_OF = {BudgetError: "budget", LedgerError: "ledger", DataError: "data", ConfigError: "terms"}
+_ANSWERED = {"event": "answered", "code": None}  # of a log's line
 _HEADER = struct.Struct("<4sII")  # of a file in an outbox: magic, round, attempt
 _MAGIC = b"FSPB"
 
@@ -85,7 +88,7 @@ def refusing() -> Iterator[None]:
 
 def agent_name(number: int) -> str:
     """Return the name of a simulated agent in ledgers. A deployed one has a name of its own."""
-    return f"agent-{number}"
+    return f"{NUMBERED}{number}"
 
 
 def message_name(t: int, attempt: int = 1) -> str:
@@ -94,7 +97,7 @@ def message_name(t: int, attempt: int = 1) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Invitation:
+class Request:
     """A round of `run` as its agents see it. `noise` is None where nothing is private. `session` is what updates are
     masked in, where the plan counts on the server seeing their sum only. Where there are `models`, a θ per row, nobody
     trains: agents say by noisy counts how well each meets their records, which is a participation like any other."""
@@ -116,7 +119,7 @@ class Invitation:
 
     @property
     def message(self) -> str:
-        """Its name in their ledgers."""
+        """The name of the request in the agents' ledgers."""
         return message_name(self.terms.round, self.attempt)
 
 
@@ -130,7 +133,7 @@ class Sent:
 
     @property
     def place(self) -> tuple[int, int]:
-        """Its place among all messages of the run: a later one is larger."""
+        """The position among all messages of the run: a later one is larger."""
         return self.round, self.attempt
 
 
@@ -191,8 +194,27 @@ class Outbox:
         with self._explained("write"):
             durable.replace_bytes(self._path(run), _HEADER.pack(_MAGIC, *sent.place) + sent.payload)
 
+    def progress(self, run: str) -> tuple[Session, Progress] | None:
+        """Return the newest session of `run` that can be recovered, and what was answered in it."""
+        with self._explained("read"):
+            try:
+                text = self._path(run).with_suffix(".session").read_text("utf-8")
+            except FileNotFoundError:
+                return None
+        try:
+            found = json.loads(text)
+            return Session.of_json(found["session"]), Progress(tuple(found["survivors"]), found["step"])
+        except (ValueError, TypeError, KeyError) as error:
+            raise LedgerError(f"{self._folder} holds a damaged session of run {run}; it cannot be recovered") from error
+
+    def put_progress(self, session: Session, progress: Progress) -> None:
+        """Store what was answered in a session, as `put` stores a payload. Only inside `locked`."""
+        found = {"session": session.to_json(), **asdict(progress)}
+        with self._explained("write"):
+            durable.replace_text(self._path(session.run).with_suffix(".session"), json.dumps(found))
+
     def _explained(self, do: str) -> AbstractContextManager[None]:
-        return worded(LedgerError, lambda why: f"cannot {do} {self._folder}: {why}; make room or fix permissions")
+        return os_errors_as(LedgerError, f"cannot {do} {self._folder}", "free disk space or fix permissions")
 
     def _path(self, run: str) -> Path:
         return self._folder / f"{self._agent}-{run}.payload"
@@ -206,72 +228,67 @@ def _parse_sent(data: bytes) -> Sent | None:
     return Sent(round_, data[_HEADER.size :], attempt)
 
 
-def judge(invitation: Invitation, policy: Policy | None, *, simulated: bool) -> None:
+def check_terms(request: Request, policy: Policy | None, *, simulated: bool) -> None:
     """Refuse what can be refused before a record is read."""
-    plan = invitation.terms.plan
+    plan = request.terms.plan
     if simulated and policy is None:
         return
     if plan is None:
-        raise PolicyRefusal("not-private", f"{invitation.algorithm.name} promises no privacy")
-    if invitation.noise == "seeded" and not simulated:
+        raise PolicyRefusal(
+            "not-private", f"algorithm {request.algorithm.name} is not private; this agent runs private algorithms only"
+        )
+    if request.noise == "seeded" and not simulated:
         raise Refusal("noise", "the server asks for seeded noise, which it could subtract; only simulations have it")
     assert policy is not None
     policy.check(plan)
 
 
-def participate(
-    invitation: Invitation,
-    agents: Mapping[str, Agent],
-    make: Callable[[Invitation, Mapping[str, Agent]], dict[str, bytes]],
-    ledger: Ledger | None,
-    cap: Cap | None,
-) -> dict[str, bytes]:
-    """Payloads by name, of agents of a simulation: nothing leaves it, so that a round may be paid for once and repeated
-    to the bit. They are paid for before `make` makes them."""
-    if ledger is not None and invitation.terms.plan is not None:
-        pay(invitation, agents, ledger, cap)
-    made = make(invitation, agents)
-    if ledger is not None and invitation.terms.plan is not None:
-        _mark_sent(invitation, made, ledger)
-    return made
-
-
-def participate_once(
-    invitation: Invitation, name: str, agent: Agent, engine: Engine, path: Path, policy: Policy
-) -> bytes:
-    """A deployed agent's payload, or a Refusal: one entry of the ledger at `path`, one training, one answer."""
-    run, message, t, plan = invitation.run, invitation.message, invitation.terms.round, invitation.terms.plan
-    place = t, invitation.attempt
-    assert plan is not None  # `judge` lets nothing else through
+def participate_once(request: Request, name: str, agent: Agent, engine: Engine, path: Path, policy: Policy) -> bytes:
+    """Return a deployed agent's payload, or raise a Refusal: one entry of the ledger at `path`, one training, one
+    answer."""
+    run, message, t, plan = request.run, request.message, request.terms.round, request.terms.plan
+    place = t, request.attempt
+    assert plan is not None  # `check_terms` lets nothing else through
     outbox = Outbox(path, name)
     with outbox.locked(), Ledger.open(path, create=False) as ledger:
         # Computing ε takes a fraction of a second and its result is cached: it is not to hold the lock of the ledger.
         ledger.would_exceed(name, plan.event, policy.cap, announced=plan.participations)
         with ledger.transaction():  # other tools spend from this ledger too: check and payment are one step
-            require_newest(ledger, outbox, name)
+            check_newest(ledger, outbox, name)
             last = outbox.last(run)
             if last is not None and place < last.place:
                 raise Refusal("stale", f"{message} of run {run}; {message_name(*last.place)} was already answered")
             entry = ledger.find(name, run, message)
             if entry is not None:
-                if last is not None and last.place == place and entry.digest == _digest(last.payload):
-                    return _again(last.payload, invitation)
+                if last is not None and last.place == place and entry.digest == digest(last.payload):
+                    payload = _again(last.payload, request)
+                    logger.info("%s of run %s: the stored answer again, nothing spent", message, run, extra=_ANSWERED)
+                    return payload
                 raise Refusal("spent", f"{message} of run {run} was paid for, and there is no payload of it to send")
             policy.admit(plan, ledger, name, run, message)
-            pay(invitation, [name], ledger, policy.cap)
+            pay(request, [name], ledger, policy.cap)
         try:
-            made = payloads(invitation, {name: agent}, engine)
-            outbox.put(run, Sent(t, made[name], invitation.attempt))
-            _mark_sent(invitation, made, ledger)
+            payload = payloads(request, {name: agent}, engine)[name]
+            if request.session is not None and request.session.threshold:
+                outbox.put_progress(request.session, Progress(tuple(request.session.members)))
+            outbox.put(run, Sent(t, payload, request.attempt))
+            release(request, {name: payload}, ledger)
         except KeyboardInterrupt:
             raise
         except BaseException as error:
-            logger.exception("%s of run %s was paid for and failed; the agent sits it out", message, run)
+            logger.exception("%s of run %s was paid for and failed; the agent skips it", message, run)
             raise Refusal("spent", f"{message} of run {run} failed after it was paid for") from error
-    return made[name]
+        limit, spent = policy.cap.limits[0], "?"
+        with suppress(FedspaError):  # the payload was released, and is to leave
+            spent = shown(limit.total(ledger.spent(name), ledger.first_plan(name)).epsilon)
+        terms = shown(limit.epsilon), limit.delta, limit.neighbours
+        logger.info(
+            "%s of run %s: answered, ε = %s of %s (δ = %g, %s) spent", message, run, spent, *terms, extra=_ANSWERED
+        )
+    return payload
 
 
-def require_newest(ledger: Ledger, outbox: Outbox, name: str) -> None:
+def check_newest(ledger: Ledger, outbox: Outbox, name: str) -> None:
     """Raise if the ledger knows the records by another name, or lacks the round of any update in the outbox: that was
     paid for before it was stored, so that an old copy of the ledger was put back together with its anchor."""
     ledger.require_known(name)
@@ -283,62 +300,60 @@ def require_newest(ledger: Ledger, outbox: Outbox, name: str) -> None:
             )
 
 
-def pay(invitation: Invitation, names: Iterable[str], ledger: Ledger, cap: Cap | None) -> None:
+def pay(request: Request, names: Iterable[str], ledger: Ledger, cap: PrivacyBudget | None) -> None:
     """Write the round into the ledger for each of them, durably before any of them trains."""
-    plan = invitation.terms.plan
+    plan = request.terms.plan
     assert plan is not None
-    event = plan.event.with_noise(invitation.noise)
+    event = plan.event.with_noise(request.noise)
     ledger.reserve_many(
-        dict.fromkeys(names, event), invitation.run, invitation.message, cap=cap, announced=plan.participations
+        dict.fromkeys(names, event), request.run, request.message, cap=cap, announced=plan.participations
     )
 
 
-def padded(session: Session, name: str, agent: Agent, answer: Answer) -> bytes:
-    """Mask an answer: the pairwise masks cancel only in the sum over the cohort."""
+def respond(request: Request, agents: Mapping[str, Agent], engine: Engine) -> Iterator[tuple[str, Answer]]:
+    """Yield each agent's answer by its name, trained as one piece of work. `encode_answer` makes it ready to send."""
+    algorithm, terms, models = request.algorithm, request.answered, request.models
+    plan = request.terms.plan
+    if (plan is not None and plan.aggregation is not None) != (request.session is not None):
+        raise PrivacyError("updates are masked, in a session, if and only if the plan's ε is of sums")
+    start = request.theta if models is None else models.new_zeros(len(models))
+    with torch_threads(1):
+        yield from zip(agents, algorithm.respond(start, terms, list(agents.values()), engine))
+
+
+def payloads(request: Request, agents: Mapping[str, Agent], engine: Engine) -> dict[str, bytes]:
+    """Return what each of the agents sends, by its name."""
+    answers = respond(request, agents, engine)
+    return {name: encode_answer(request, name, agents[name], answer) for name, answer in answers}
+
+
+def encode_answer(request: Request, name: str, agent: Agent, answer: Answer) -> bytes:
+    """Return what the agent sends: its update, encoded; or masked, where the plan counts on the noise of others. The
+    pairwise masks cancel only in the sum over the cohort."""
+    if request.session is None:
+        return request.algorithm.encode(answer, request.answered, request.coding)
     if agent.secret is None:
         raise PrivacyError(f"{name} has no key to mask its update with")
-    return upload(answer.values, session, name, agent.secret)
+    if request.session.threshold:
+        return recovery.upload(answer.values, request.session, name, agent.secret, agent.key)
+    return upload(answer.values, request.session, name, agent.secret)
 
 
-def payloads(
-    invitation: Invitation,
-    agents: Mapping[str, Agent],
-    engine: Engine,
-    checked: Callable[[Answer], Answer] = lambda answer: answer,
-    masked: Callable[[Session, str, Agent, Answer], bytes] = padded,
-) -> dict[str, bytes]:
-    """What each of them sends: trained as one piece of work, encoded one by one, or masked where the plan counts on the
-    noise of others."""
-    algorithm, terms, models, session = invitation.algorithm, invitation.answered, invitation.models, invitation.session
-    plan = invitation.terms.plan
-    if (plan is not None and plan.aggregation is not None) != (session is not None):
-        raise PrivacyError("updates are masked where the plan's ε is of sums, and nowhere else")
-    start = invitation.theta if models is None else models.new_zeros(len(models))
-
-    def leaving(name: str, agent: Agent, answer: Answer) -> bytes:
-        if session is None:
-            return algorithm.encode(answer, terms, invitation.coding)
-        return masked(session, name, agent, answer)
-
-    with torch_threads(1):
-        answers = algorithm.respond(start, terms, list(agents.values()), engine)
-        return {name: leaving(name, agent, checked(answer)) for (name, agent), answer in zip(agents.items(), answers)}
-
-
-def _again(payload: bytes, invitation: Invitation) -> bytes:
+def _again(payload: bytes, request: Request) -> bytes:
     """Return a payload that was sent before. It was masked in one session, and is valid in no other."""
-    if invitation.session is not None:
+    if request.session is not None:
         try:
-            decode(payload, invitation.session)
+            decode(payload, request.session)
         except PayloadError as error:
-            raise Refusal("spent", f"{invitation.message} was answered in another session: {error}") from error
+            raise Refusal("spent", f"{request.message} was answered in another session: {error}") from error
     return payload
 
 
-def _mark_sent(invitation: Invitation, made: Mapping[str, bytes], ledger: Ledger) -> None:
-    """Each by the digest of its bytes."""
-    ledger.release_many({name: _digest(payload) for name, payload in made.items()}, invitation.run, invitation.message)
+def release(request: Request, sent: Mapping[str, bytes], ledger: Ledger) -> None:
+    """Write into the ledger what each agent is about to send, by the digest of its bytes."""
+    ledger.release_many({name: digest(payload) for name, payload in sent.items()}, request.run, request.message)
 
 
-def _digest(payload: bytes) -> str:
+def digest(payload: bytes) -> str:
+    """Return the digest of a payload that its ledger entry holds."""
     return hashlib.blake2b(payload, digest_size=16).hexdigest()

@@ -19,7 +19,7 @@ from fedspa import toml
 from fedspa.agent.ledger.ledger import Ledger
 from fedspa.errors import BudgetError, ConfigError, FedspaError, quoted
 from fedspa.mechanisms.base import Clipping, ClipRule, Plan
-from fedspa.privacy.cap import Cap
+from fedspa.privacy.budget import PrivacyBudget
 from fedspa.privacy.event import Neighbours, Unit
 
 Code = Literal[
@@ -61,11 +61,12 @@ class Policy:
     run, `max_compression` is the largest p = k/d. Every mechanism's plan states them. `unit` is what a plan must
     protect; None allows each.
 
-    Without `min_honest` and `max_floor` the agent relies on nobody's noise but its own: plans for secure aggregation
-    are refused, and entries of such are priced as if everyone else had colluded. With them, the noise of `min_honest`
-    members must count, the agent's own among it, a plan must assume `min_colluders` others who collude with the server,
-    and `max_floor` caps what all runs together cost if all others collude. `min_noise_multiplier` then is of the noise
-    that counts: the floor bounds the agent's own share.
+    Without `min_honest` and `max_worst_case` the agent relies on nobody's noise but its own: plans for secure
+    aggregation are refused, and entries of such count as if everyone else had colluded. With them, the noise of
+    `min_honest` members must count, the agent's own among it, a plan must assume `min_colluders` others who collude
+    with the server, and `max_worst_case` caps what all runs together cost if all others collude.
+    `recovery` says whether a sum may be recovered from the silence of others (secagg/recovery.py).
+    `min_noise_multiplier` then is of the noise that counts: `max_worst_case` bounds the agent's own share.
     """
 
     epsilon: _Positive
@@ -80,18 +81,21 @@ class Policy:
     unit: Unit | None = None
     min_honest: _Count | None = None
     min_colluders: Annotated[int, Field(ge=0, lt=10**15)] = 0
-    max_floor: _Positive | None = None
+    max_worst_case: _Positive | None = None
+    recovery: bool = False
 
     def __post_init__(self) -> None:
-        if (self.min_honest is None) != (self.max_floor is None) or (self.min_colluders and self.min_honest is None):
+        if (self.min_honest is None) != (self.max_worst_case is None) or (
+            self.min_colluders and self.min_honest is None
+        ):
             raise ConfigError(
-                "min_honest and max_floor: a policy states both, and may then state min_colluders, or it states none "
-                "of them and refuses secure aggregation"
+                "min_honest and max_worst_case: a policy states both, and may then state min_colluders, or it states "
+                "none of them and refuses secure aggregation"
             )
-        if self.max_floor is not None and self.max_floor < self.epsilon:
+        if self.max_worst_case is not None and self.max_worst_case < self.epsilon:
             raise ConfigError(
-                f"max_floor is {self.max_floor:g}; it must be at least epsilon = {self.epsilon:g}, since an adversary "
-                "who colludes with all others sees no less"
+                f"max_worst_case is {self.max_worst_case:g}; it must be at least epsilon = {self.epsilon:g}, since an "
+                "adversary who colludes with all others sees no less"
             )
 
     @staticmethod
@@ -114,42 +118,47 @@ class Policy:
             raise ConfigError(_describe(error)) from None
 
     @property
-    def cap(self) -> Cap:
-        """What the ledger holds the agent to, over all runs."""
-        trust = self.max_floor, self.min_honest or 1, self.min_colluders
-        return Cap(self.epsilon, self.delta, self.neighbours, *trust)
+    def cap(self) -> PrivacyBudget:
+        """The budget over all runs, which the ledger enforces."""
+        trust = self.max_worst_case, self.min_honest or 1, self.min_colluders
+        return PrivacyBudget(self.epsilon, self.delta, self.neighbours, *trust)
 
     def check(self, plan: Plan) -> None:
         """Raise a PolicyRefusal if `plan` is laxer than this policy, its budget aside. Looks at no data and no ledger:
         see `admit`."""
-        for code, text in self._laxer(plan):
+        for code, text in self._violation(plan):
             raise PolicyRefusal(code, text)
 
-    def _laxer(self, plan: Plan) -> Iterator[tuple[Code, str]]:
+    def _violation(self, plan: Plan) -> Iterator[tuple[Code, str]]:
         cohort, honest = plan.aggregation, 1
         if self.neighbours == "replace-one" and plan.neighbours != "replace-one":
             yield "relation", f"the plan protects {plan.neighbours}, this policy asks for replace-one"
         if self.neighbours == "add-remove" and plan.sampling == "fixed":
-            yield "relation", "fixed-size sampling has no sound guarantee under this policy's add-remove"
+            yield "relation", "fixed-size sampling has no accountant under this policy's add-remove"
         if plan.delta > self.delta:
             yield "delta", f"the plan's δ = {plan.delta:g} is above this policy's {self.delta:g}"
         if self.delta * plan.records >= 1:
-            promised = f"promises nothing to {plan.records} {plan.unit}s; set it below 1/m"
+            promised = f"is too large for {plan.records} {plan.unit}s; set it below 1/{plan.records}"
             yield "delta", f"this policy's δ = {self.delta:g} {promised}"
         if cohort is not None:
             honest, counted = cohort.honest, f"{cohort.members} less {cohort.colluders} colluding"
             if self.min_honest is None:
-                allow = "to allow it, set min_honest and max_floor"
-                yield "aggregation", f"the plan counts the noise of others, and this policy relies on nobody's: {allow}"
+                allow = "to allow it, set min_honest and max_worst_case"
+                yield (
+                    "aggregation",
+                    f"the plan relies on the noise of other members, which this policy does not allow: {allow}",
+                )
             elif honest < self.min_honest:
                 yield "aggregation", f"the noise of {honest} members counts ({counted}), at least {self.min_honest}"
             if cohort.colluders < self.min_colluders:
                 yield "aggregation", f"the plan assumes {cohort.colluders} colluding, at least {self.min_colluders}"
         noise = plan.noise_multiplier * math.sqrt(honest)
         shape = plan.local_steps, plan.participations, plan.compression, plan.clip, plan.clip_rule
-        yield from self.laxer_limits(plan.unit, noise, *shape, whose=f", of {honest} members together" * (honest > 1))
+        yield from self.limit_violations(
+            plan.unit, noise, *shape, whose=f", of {honest} members together" * (honest > 1)
+        )
 
-    def laxer_limits(
+    def limit_violations(
         self,
         unit: Unit,
         noise: float,

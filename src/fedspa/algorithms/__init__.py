@@ -5,17 +5,40 @@ What is to be known of an algorithm without running it needs no torch: configs a
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from fedspa import registry
 from fedspa.algorithms.algorithm import Algorithm, for_sums
-from fedspa.errors import ConfigError
+from fedspa.errors import ConfigError, did_you_mean
 from fedspa.registry import ALGORITHMS
 
 if TYPE_CHECKING:
     from fedspa.algorithms.base import Agent, Terms
+    from fedspa.engine.local import Engine
+    from fedspa.randomness.streams import derive_key
+    from fedspa.wire.payload import Update
 
-__all__ = ["ALGORITHMS", "Agent", "Algorithm", "Terms", "against", "chosen", "for_sums"]
+# What an algorithm of somebody's own imports.
+__all__ = [
+    "ALGORITHMS",
+    "Agent",
+    "Algorithm",
+    "Engine",
+    "Terms",
+    "Update",
+    "against",
+    "chosen",
+    "derive_key",
+    "for_sums",
+]
+_LATER = {  # which need torch
+    "Agent": "fedspa.algorithms.base",
+    "Terms": "fedspa.algorithms.base",
+    "Engine": "fedspa.engine.local",
+    "Update": "fedspa.wire.payload",
+    "derive_key": "fedspa.randomness.streams",
+}
 
 
 def chosen(name: str, adversary: str | None) -> Algorithm:
@@ -23,7 +46,8 @@ def chosen(name: str, adversary: str | None) -> Algorithm:
     algorithm = registry.known(name)
     if algorithm is None:
         names = ", ".join(map(repr, registry.offered()))
-        raise ConfigError(f"algorithm.name is {name[:200]!r}; it must be one of {names}, or package.module:NAME")
+        like = did_you_mean(name, registry.offered())
+        raise ConfigError(f"algorithm.name is {name[:200]!r}{like}; it must be one of {names}, or package.module:NAME")
     return against(algorithm, adversary)
 
 
@@ -38,10 +62,8 @@ def against(algorithm: Algorithm, adversary: str | None) -> Algorithm:
 
 
 def __getattr__(name: str) -> Any:
-    if name in ("Agent", "Terms"):
-        from fedspa.algorithms import base
-
-        return getattr(base, name)
+    if name in _LATER:
+        return getattr(import_module(_LATER[name]), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

@@ -7,11 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import dataclass, replace
+from importlib import import_module
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from fedspa.errors import PrivacyError
 from fedspa.mechanisms import Mechanism
 from fedspa.mechanisms.base import Adversary
+from fedspa.mechanisms.discrete_gaussian.plan import DISCRETE_GAUSSIAN
+from fedspa.mechanisms.gaussian.plan import GAUSSIAN
 
 if TYPE_CHECKING:
     import numpy as np
@@ -20,23 +23,24 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from fedspa.algorithms.base import Agent, Answer, ServerStep, Terms
-    from fedspa.engine.task import Engine
-    from fedspa.randomness.sparsify import MaskMode
+    from fedspa.engine.local import Engine
+    from fedspa.randomness.mask import MaskMode
     from fedspa.wire.payload import Coding, Update
 
 
-def encode_values(answer: Answer, terms: Terms, coding: Coding) -> bytes:
-    """Encode noisy real values (`base.encode_values`)."""
-    from fedspa.algorithms import base
+@dataclass(frozen=True, slots=True)
+class Imported:
+    """The function `package.module:name`, imported when it is called: what names it needs no torch."""
 
-    return base.encode_values(answer, terms, coding)
+    reference: str
+
+    def __call__(self, *arguments: Any) -> Any:
+        module, _, name = self.reference.partition(":")
+        return getattr(import_module(module), name)(*arguments)
 
 
-def decode_values(payload: bytes, terms: Terms, coding: Coding, seed: bytes | None, seen: Container[bytes]) -> Update:
-    """Decode noisy real values (`base.decode_values`)."""
-    from fedspa.algorithms import base
-
-    return base.decode_values(payload, terms, coding, seed, seen)
+encode_values = Imported("fedspa.algorithms.base:encode_values")
+decode_values = Imported("fedspa.algorithms.base:decode_values")
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,8 +53,9 @@ class Algorithm:
     server: the server's step where the config names none.
     encode, decode: an answer as bytes, and back; by default those of noisy real values.
     mask: the mask mode where there is no choice of it.
+    local_steps: whether `respond` takes as many local steps as the config says, by the optimiser that it names.
     options: a strict pydantic model of the config's `[algorithm.options]`; None where there are none.
-    audit: the reference `package.module:NAME` of the `fedspa.audit.run.Audited` that attacks it.
+    audit: the reference `package.module:NAME` of the `fedspa.audit.audited.Audited` that attacks it.
     aggregated, mean: the variant for a server that sees sums only (`for_sums`). Its answers are whole numbers that
         leave masked and never encoded; `mean` makes of their sum over so many members the mean of their updates.
     name: as configs and announcements say it. The registry sets it.
@@ -63,6 +68,7 @@ class Algorithm:
     encode: Callable[[Answer, Terms, Coding], bytes] = encode_values
     decode: Callable[[bytes, Terms, Coding, bytes | None, Container[bytes]], Update] = decode_values
     mask: MaskMode | None = None
+    local_steps: bool = False
     options: type[BaseModel] | None = None
     audit: str | None = None
     aggregated: Algorithm | None = None
@@ -87,3 +93,23 @@ def for_sums(algorithm: Algorithm, mean: Callable[..., Any], **changes: Any) -> 
     """Return `algorithm` with a variant for a server that sees sums only, which differs by `changes`."""
     summed = replace(algorithm, mean=mean, encode=_masked_only, decode=_masked_only, **changes)
     return replace(algorithm, aggregated=summed)
+
+
+_LOCAL_STEPS = Imported("fedspa.algorithms.fedspa:respond")
+_SHARES = Imported("fedspa.algorithms.aggregated:respond")
+_MEAN = Imported("fedspa.algorithms.aggregated:mean_update")
+
+
+def _private(*, sparse: bool, server: ServerStep) -> Algorithm:
+    """τ noisy local steps; under secure aggregation one, and an agent's share of the noise on it."""
+    steps = Algorithm(_LOCAL_STEPS, GAUSSIAN, sparse, server, audit="fedspa.audit.gaussian:GAUSSIAN", local_steps=True)
+    shares = "fedspa.audit.aggregation:SHARES"
+    return for_sums(steps, _MEAN, respond=_SHARES, mechanism=DISCRETE_GAUSSIAN, audit=shares, local_steps=False)
+
+
+FED_SPA = _private(sparse=True, server="adam")
+# The paper's baseline, FedAvg whose local gradients carry Gaussian noise: Fed-SPA's round with all coordinates active.
+DP_FED = _private(sparse=False, server="average")
+# FedAvg (McMahan et al. 2017) is Fed-SPA's round with all coordinates active and no plan: nothing is clipped, noised or
+# cut, batches are drawn as the config's `privacy.sampling` says, and equation (2) of the paper's Section 3.2 holds.
+FEDAVG = Algorithm(_LOCAL_STEPS, None, local_steps=True)

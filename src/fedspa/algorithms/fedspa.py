@@ -1,11 +1,11 @@
 """Fed-SPA: sparsification, local noise and an adaptive server (Hu, Gong and Guo, IJCAI 2021, Algorithm 1).
 
-    line 2     choose agents              data/participation.py
+    line 2     choose agents              data/partition.py
     line 3     broadcast θ_t              server/coordinator.py
     line 5     new sparsifier S           here, from a public seed (randomness/mask.py)
     lines 6–10 τ noisy local steps        engine/local.py, mechanisms/gaussian/release.py
     line 11    upload Δ                   here; only k values and the seed travel (wire/payload.py)
-    line 13    mean of the updates        server/aggregate.py
+    line 13    mean of the updates        server/intake.py
     lines 13–15  u, v, θ                  server/optimizers.py (`adam`)
 
 Where we depart from the print: the gradient of each example is clipped (the paper assumes bounded gradients), batches
@@ -20,18 +20,17 @@ import torch
 from torch import Tensor
 
 from fedspa.algorithms.base import Agent, Terms
-from fedspa.engine.task import Engine, LocalTask, ReadsRows
+from fedspa.engine.local import Engine, LocalTask
 from fedspa.errors import PrivacyError
-from fedspa.examples import taken
 from fedspa.mechanisms.base import NoPlan
 from fedspa.mechanisms.gaussian.plan import GaussianPlan
 from fedspa.wire.payload import Update
 
 
 def respond(theta: Tensor, terms: Terms, agents: Sequence[Agent], engine: Engine) -> Iterator[Update]:
-    """The answers of all agents of a round, as one piece of work for the engine (lines 4–12)."""
+    """Yield the answers of all agents of a round, as one piece of work for the engine (lines 4–12)."""
     seeds = [terms.mask_seed or agent.mask_seed for agent in agents]
-    tasks = [_task(theta, terms, agent, seed, engine) for agent, seed in zip(agents, seeds)]
+    tasks = [_task(theta, terms, agent, seed) for agent, seed in zip(agents, seeds)]
     for agent, seed, result in zip(agents, seeds, engine.train(theta, tasks)):  # lines 6–10
         agent.log_zeroed(terms, result.zeroed, "sampled examples")
         yield Update(  # line 11
@@ -43,7 +42,7 @@ def respond(theta: Tensor, terms: Terms, agents: Sequence[Agent], engine: Engine
         )
 
 
-def _task(theta: Tensor, terms: Terms, agent: Agent, seed: bytes, engine: Engine) -> LocalTask:
+def _task(theta: Tensor, terms: Terms, agent: Agent, seed: bytes) -> LocalTask:
     steps = terms.steps
     if not isinstance(steps, GaussianPlan | NoPlan):  # its own mechanism's, or none
         raise PrivacyError(f"the terms hold a plan whose noise this algorithm does not add: {steps}")
@@ -52,19 +51,17 @@ def _task(theta: Tensor, terms: Terms, agent: Agent, seed: bytes, engine: Engine
             f"an agent holds {agent.records} records; with fixed-size batches the plan's ε holds from "
             f"{steps.records} on"
         )
-    x, y, rows = agent.x, agent.y, agent.rows
-    if rows is not None and not isinstance(engine, ReadsRows):
-        x, y, rows = taken(x, rows), taken(y, rows), None
     coordinates = terms.coordinates(seed)  # line 5
     return LocalTask(
-        x=x,
-        y=y,
+        x=agent.pool_x,
+        y=agent.pool_y,
         coordinates=None if coordinates is None else torch.from_numpy(coordinates).to(theta.device),
         scale=terms.scale,
         local_lr=terms.local_lr,
         steps=steps,
         key=agent.key,
         exact=agent.exact,
-        rows=rows,
-        max_records=agent.room,
+        rows=agent.rows,
+        max_records=agent.max_records,
+        optimizer=terms.optimizer,
     )

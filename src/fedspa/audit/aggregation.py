@@ -3,8 +3,8 @@ shares (fedspa, dp-fed).
 
 A cohort on the probe has members whose updates leave masked and a server that adds them up. Everything is made as in a
 run: `respond` and its engine, the session, `participate.payloads`, the server's sum. Those who collude tell the server
-the numbers that they sent. A round that is interrupted and made again goes through the simulator: its second attempt is
-a new release of everybody's, and must have noise of its own.
+the numbers that they sent. A round that is interrupted and made again is a new release of everybody's, and must have
+noise of its own.
 
 Two agents with the same keys have the same coins and the same random bits of noise. A draw of a share grows with the
 point that it is around, and by whole units as that moves by whole units: so two draws are apart by what their points
@@ -15,25 +15,20 @@ show.
 from __future__ import annotations
 
 import math
-import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
-from itertools import combinations
-from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import numpy as np
-import torch
-from numpy.typing import NDArray
 from scipy import stats
 from torch import Tensor
 
-from fedspa.agent.member import played_keys
-from fedspa.agent.participate import Invitation, payloads
+from fedspa.agent.member import simulated_keys
+from fedspa.agent.participate import Request, payloads
 from fedspa.algorithms import Agent, Algorithm, Terms, chosen
-from fedspa.algorithms.base import Answer
-from fedspa.algorithms.session import session_of
+from fedspa.algorithms.base import Answer, session_of
+from fedspa.audit.audited import Audited, Setting
 from fedspa.audit.probes import (
     DIMENSION,
     INPUTS,
@@ -45,13 +40,16 @@ from fedspa.audit.probes import (
     answers,
     certain_model,
     neighbours,
+    null_records,
     two_class_models,
 )
-from fedspa.audit.result import UNBOUNDED, Finding, Question, certain
-from fedspa.audit.run import Audited, Setting
 from fedspa.audit.statistics import (
+    UNBOUNDED,
+    Finding,
     Floats,
     Integers,
+    Question,
+    certain,
     columns,
     cosines,
     epsilon_lower,
@@ -60,26 +58,17 @@ from fedspa.audit.statistics import (
     threshold_attack,
     variance_limits,
 )
-from fedspa.data.dataset import Dataset
-from fedspa.engine.task import Engine
+from fedspa.engine.local import Engine
 from fedspa.errors import ConfigError
 from fedspa.mechanisms import Plan
 from fedspa.mechanisms.base import Aggregation
-from fedspa.mechanisms.discrete_gaussian.event import FINE, MOST_BOUND, SIGMA
-from fedspa.mechanisms.discrete_gaussian.plan import DiscreteGaussianPlan
+from fedspa.mechanisms.discrete_gaussian.plan import FINE, MOST_BOUND, SIGMA, DiscreteGaussianPlan
 from fedspa.mechanisms.discrete_gaussian.release import REACH
 from fedspa.privacy.accounting import epsilon
-from fedspa.privacy.event import Event, Neighbours
+from fedspa.privacy.event import Event
 from fedspa.randomness.streams import agent_key
-from fedspa.runs.config import load
-from fedspa.runs.run_ledger import RunLedger
-from fedspa.runs.setup import Simulated, prepare
-from fedspa.runs.simulate import Simulation
-from fedspa.secagg.message import decode
-from fedspa.secagg.pads import reduced
+from fedspa.secagg.masking import MaskedSum, Void
 from fedspa.secagg.session import Session
-from fedspa.secagg.total import MaskedSum, Void
-from fedspa.wire.payload import Update
 
 # Of a run's cohort so many are simulated, with as large a part of colluders; what is claimed is priced for these.
 MOST_MEMBERS = 6
@@ -88,17 +77,14 @@ ACTIVE = 48
 # What a record weighs, in bounds: far beyond being clipped.
 CLIPPED = 1e4
 
-Send = Callable[[Invitation, Mapping[str, Agent], Engine], dict[str, bytes]]
+Send = Callable[[Request, Mapping[str, Agent], Engine], dict[str, bytes]]
 # Rounds of null records, and of either neighbour.
 SILENT, LOUD = 200, 400
 DELTA = 0.1
 RUNS = ("one run", "another run")
-ROUNDS, ATTEMPTS = 4, 2
-Uploads = dict[str, NDArray[Any]]
-# So small that θ stays where it is.
-_LR = 1e-6
+ROUNDS = 4
 RECORDS = 17
-# What the worst pair reaches of the claim, which has room for roundings.
+# What the worst pair reaches of the claim, which includes rounding.
 REACHED = 0.99
 
 
@@ -106,8 +92,8 @@ REACHED = 0.99
 class Summed:
     """What is attacked: a plan on the probe's coordinates, the algorithm that answers by it, and what leaves (`send`).
 
-    `law` is of scipy's kind: of a coordinate of the sum over so many members, none of whom has a gradient. `beyond` is
-    how many more collude than the plan says: 0 unless there is a fault.
+    `law` is of scipy's kind: of a coordinate of the sum over so many members, none of whom has a gradient.
+    `extra_colluders` is how many more collude than the plan says: 0 unless there is a fault.
     """
 
     plan: Plan
@@ -115,7 +101,7 @@ class Summed:
     law: Callable[[int], Any]
     send: Send = payloads
     engine: MakeEngine = Setting.make_engine
-    beyond: int = 0
+    extra_colluders: int = 0
 
     @property
     def aggregation(self) -> Aggregation:
@@ -126,7 +112,7 @@ class Summed:
 
     @property
     def colluders(self) -> int:
-        return self.aggregation.colluders + self.beyond
+        return self.aggregation.colluders + self.extra_colluders
 
     @property
     def respond(self) -> Respond[Answer]:
@@ -137,7 +123,7 @@ class Summed:
 
 
 def answering(target: Summed, respond: Callable[..., Iterator[Answer]]) -> Summed:
-    """The target with other answers."""
+    """Return the target with other answers."""
     return replace(target, algorithm=replace(target.algorithm, respond=respond))
 
 
@@ -148,7 +134,7 @@ def few_members(members: int, colluders: int) -> tuple[int, int]:
 
 
 @dataclass(frozen=True, slots=True)
-class Heard:
+class Attempt:
     """One attempt: what the server was sent, and what each member knows to have sent, [members, coordinates]."""
 
     session: Session
@@ -156,14 +142,14 @@ class Heard:
     numbers: Integers
 
     def total(self) -> Integers:
-        """As the server unmasks it."""
+        """Return the sum as the server unmasks it."""
         taken = MaskedSum(self.session)
         for name, payload in self.payloads.items():
             taken.add(name, payload)
         return taken.values()
 
     def view(self, colluders: int) -> Integers:
-        """What is left to the server of the sum where the last members have told it their numbers. The first one is
+        """Return what the server knows of the sum if the last members have sent it their numbers. The first one is
         attacked."""
         members = len(self.numbers)
         view: Integers = self.total() - self.numbers[members - colluders :].sum(axis=0)
@@ -178,27 +164,27 @@ class Cohort:
         self._model: Probe = certain_model()
         self._engine = target.engine(setting, self._model.module, self._model.shape)
         # The server knows names and public keys, and these alone.
-        self._secrets = played_keys(setting.key("members"), range(target.aggregation.members))
+        self._secrets = simulated_keys(setting.key("members"), range(target.aggregation.members))
 
-    def heard(self, t: int, attempt: int = 1, first: float | None = None, *, empty: bool = False) -> Heard:
+    def run_attempt(self, t: int, attempt: int = 1, first: float | None = None, *, empty: bool = False) -> Attempt:
         """The attempt at round t. The first member's first record is x = first·(1, …, 1) of label 1, or null; `empty`:
         no member has any, and every batch is as a Poisson sample in which nobody was drawn."""
         setting, target = self._setting, self._target
         numbers: list[Integers] = []
-        algorithm = replace(target.algorithm, respond=overheard(target.algorithm, numbers))
+        algorithm = replace(target.algorithm, respond=recording(target.algorithm, numbers))
         terms, theta = target.terms(t), self._model.theta
         public = {name: secret.public for name, secret in self._secrets.items()}
         session = session_of(self._run, attempt, public, algorithm, terms, theta, "int", setting.noise_mode)
-        invitation = Invitation(self._run, algorithm, terms, theta, "int", setting.noise_mode, attempt, session)
+        request = Request(self._run, algorithm, terms, theta, "int", setting.noise_mode, attempt, session)
         agents = {}
         for number, (name, secret) in enumerate(self._secrets.items()):
-            x, y = _records(0 if empty else target.plan.batch, first if number == 0 else None)
+            x, y = null_records(0 if empty else target.plan.batch, first if number == 0 else None)
             key = agent_key(setting.key("cohort", self._run, attempt), t, number)
             agents[name] = Agent(number, x, y, SEED, key, setting.exact, secret=secret)
-        return Heard(session, target.send(invitation, agents, self._engine), np.stack(numbers))
+        return Attempt(session, target.send(request, agents, self._engine), np.stack(numbers))
 
 
-def overheard(algorithm: Algorithm, numbers: list[Integers]) -> Callable[..., Iterator[Answer]]:
+def recording(algorithm: Algorithm, numbers: list[Integers]) -> Callable[..., Iterator[Answer]]:
     """`respond`, of which each member remembers what it sent."""
 
     def respond(theta: Tensor, terms: Terms, agents: Sequence[Agent], engine: Engine) -> Iterator[Answer]:
@@ -209,15 +195,8 @@ def overheard(algorithm: Algorithm, numbers: list[Integers]) -> Callable[..., It
     return respond
 
 
-def _records(count: int, first: float | None) -> tuple[Tensor, Tensor]:
-    x, y = torch.ones(count, INPUTS), torch.zeros(count, dtype=torch.int64)
-    if first is not None:
-        x[0], y[0] = first, 1
-    return x, y
-
-
 def worst_pair(plan: Plan) -> tuple[float, float | None]:
-    """The first member's worst record, and what is in its place under the plan's relation."""
+    """Return the first member's worst record, and what is in its place under the plan's relation."""
     large = CLIPPED * plan.clip_norm
     return large, None if plan.neighbours == "add-remove" else -large
 
@@ -235,7 +214,7 @@ def score(target: Summed, view: Integers, shares: int) -> float:
 
 
 def _direction() -> Floats:
-    """The worst record's gradient: +x on the first row of weights, −x on the second; its biases hardly count."""
+    """Return the worst record's gradient: +x on the first row of weights, −x on the second; its biases hardly count."""
     direction = np.zeros(DIMENSION)
     direction[:INPUTS], direction[INPUTS : 2 * INPUTS] = 1.0, -1.0
     return direction
@@ -243,9 +222,9 @@ def _direction() -> Floats:
 
 def sum_questions(setting: Setting, target: Summed) -> list[Question]:
     """A cohort whose masks do not cancel, or whose sum no honest one could have, has failed them all."""
-    asked = noise_questions, attack_questions, upload_questions, retry_questions
     try:
-        return [question for ask in asked for question in ask(setting, target)]
+        own = keys_question(setting, target)
+        return [*noise_questions(setting, target), *attack_questions(setting, target), own]
     except Void as void:
         return [certain("sum: words", "count", 0.0, 1.0, str(void))]
 
@@ -254,12 +233,12 @@ def noise_questions(setting: Setting, target: Summed) -> list[Question]:
     """Sums over members without a gradient: whether they are what was sent, and how many shares of noise they hold.
     Where batches may be empty, those of every other round are."""
     cohort, poisson = Cohort(setting, target, "silent"), target.plan.sampling == "poisson"
-    rounds = [cohort.heard(t, empty=poisson and t % 2 == 1) for t in range(min(setting.draws, SILENT))]
-    members, honest, told = target.aggregation.members, target.aggregation.honest, target.colluders
-    totals, views = (np.stack([heard.view(known) for heard in rounds]) for known in (0, told))
-    own = np.stack([heard.numbers for heard in rounds])
+    rounds = [cohort.run_attempt(t, empty=poisson and t % 2 == 1) for t in range(min(setting.draws, SILENT))]
+    members, honest, colluders = target.aggregation.members, target.aggregation.honest, target.colluders
+    totals, views = (np.stack([attempted.view(known) for attempted in rounds]) for known in (0, colluders))
+    own = np.stack([attempted.numbers for attempted in rounds])
     wrong = int((totals != own.sum(axis=1)).any(axis=1).sum())
-    noise, seen = totals - target.law(members).mean(), views - target.law(members - told).mean()
+    noise, seen = totals - target.law(members).mean(), views - target.law(members - colluders).mean()
     one = target.law(1)
     detail = f"distance from the law of a share, in all and by member; {len(rounds)} rounds"
     by_member = list(own.swapaxes(0, 1))
@@ -268,12 +247,12 @@ def noise_questions(setting: Setting, target: Summed) -> list[Question]:
         law_question("share: law", one, [own, *by_member], detail),
         _shares("sum: shares", one.var(), noise, members, f"all {members} members"),
         columns("sum: coordinates", noise),
-        _shares("sum: honest shares", one.var(), seen, honest, f"{members} members without {told} colluders"),
+        _shares("sum: honest shares", one.var(), seen, honest, f"{members} members without {colluders} colluders"),
     ]
 
 
 def _shares(name: str, variance: float, noise: Floats, shares: int, whose: str) -> Question:
-    """How many shares of this variance are in the noise of sums: as many as the plan counts on, but for chance.
+    """Return how many shares of this variance are in the noise of sums: as many as the plan counts on, but for chance.
 
     The limits are those of Gaussian noise. A mechanism's noise may have a smaller fourth moment, and a smaller
     chance to pass them.
@@ -289,31 +268,33 @@ def _shares(name: str, variance: float, noise: Floats, shares: int, whose: str) 
 
 
 def attack_questions(setting: Setting, target: Summed) -> list[Question]:
-    """The worst record of one member, or what is in its place: told apart by a threshold, from the sum without the
+    """The worst record of one member, or what is in its place: distinguished by a threshold, from the sum without the
     colluders' numbers, and without those of all others."""
     sides: list[tuple[list[float], list[float]]] = []
     members, colluders = target.aggregation.members, target.colluders
     for side, first in zip(("in", "out"), worst_pair(target.plan)):
         cohort = Cohort(setting, target, side)
-        rounds = [cohort.heard(t, first=first) for t in range(min(setting.draws, LOUD))]
+        rounds = [cohort.run_attempt(t, first=first) for t in range(min(setting.draws, LOUD))]
         sides.append(
             (
-                [score(target, heard.view(colluders), members - colluders) for heard in rounds],
-                [score(target, heard.view(members - 1), 1) for heard in rounds],
+                [score(target, attempted.view(colluders), members - colluders) for attempted in rounds],
+                [score(target, attempted.view(members - 1), 1) for attempted in rounds],
             )
         )
     seen, alone = (tuple(np.array(scores) for scores in view) for view in zip(*sides))
     plan = target.plan
-    assert plan.floor_event is not None
-    told = f"{members} members with {colluders} colluding"
+    assert plan.worst_case_event is not None
+    who = f"{members} members with {colluders} colluding"
     return [
-        _attack("sum", target, plan.event, seen, f"threshold attack on sums over {told}"),
-        _attack("floor", target, plan.floor_event, alone, "threshold attack on one member, all others colluding"),
+        _attack("sum", target, plan.event, seen, f"threshold attack on sums over {who}"),
+        _attack(
+            "worst case", target, plan.worst_case_event, alone, "threshold attack on one member, all others colluding"
+        ),
     ]
 
 
 def _attack(whose: str, target: Summed, event: Event, sides: Iterable[Any], detail: str) -> Question:
-    """On μ where the claim has one, else on ε at δ = 0.1."""
+    """Attack μ where the claim has one, else ε at δ = 0.1."""
     neighbours = target.plan.neighbours
     middle = 0.5 if neighbours == "add-remove" else 0.0
     step = event.step
@@ -327,107 +308,13 @@ def _attack(whose: str, target: Summed, event: Event, sides: Iterable[Any], deta
     return threshold_attack(f"attack: ε, {whose}", "epsilon", claimed, list(sides), middle, bound, detail)
 
 
-def upload_questions(setting: Setting, target: Summed) -> list[Question]:
-    """Uploads of pairs, each of which has one mask: over runs, rounds and attempts."""
-    plan: Any = target.plan
-    pair = replace(target, plan=replace(plan, members=2, colluders=0))
-    heard = list(_uploads(setting, pair))
-    bits = heard[0].session.bits
-    uploads: list[Uploads] = [
-        {name: decode(payload, one.session) for name, payload in one.payloads.items()} for one in heard
-    ]
-    uniform = stats.randint(0, 2**bits)
-    words = np.stack([list(upload.values()) for upload in uploads])
-    # One member's two messages under one mask differ by what was sent, and their last words not at all.
-    apart = [reduced(one[name] - other[name], bits) for one, other in combinations(uploads, 2) for name in uploads[0]]
-    same = sum(not difference[pair.aggregation.count :].any() for difference in apart)
-    return [
-        law_question(
-            "upload: words", uniform, [words], f"distance from uniform words of {bits} bits; {words.size} of them"
-        ),
-        law_question(
-            "upload: differences", uniform, apart, f"distance from uniform; {len(apart)} pairs of a member's uploads"
-        ),
-        # But for a chance of 2⁻⁶⁴ for each pair.
-        certain("upload: masks", "count", 0.0, float(same), f"of {len(apart)} pairs of uploads that share a mask"),
-    ]
-
-
-def _uploads(setting: Setting, target: Summed) -> Iterator[Heard]:
-    """With a record that is not null in every other attempt."""
-    loud, _ = worst_pair(target.plan)
-    for run in RUNS:
-        cohort = Cohort(setting, target, run)
-        for t in range(ROUNDS):
-            for attempt in range(1, ATTEMPTS + 1):
-                yield cohort.heard(t, attempt, loud if (t + attempt) % 2 else None)
-
-
-def retry_questions(setting: Setting, target: Summed) -> list[Question]:
-    """Two attempts at one round of null records, all public inputs the same. With seeded noise the second would be the
-    first again, which is one release: then there is one."""
-    totals, numbers = _attempts(setting, target, 1 if setting.noise_mode == "seeded" else 2)
-    members = target.aggregation.members
-    own = np.concatenate(numbers) - target.law(1).mean()
-    questions = [cosines("retry: keys", own, "pairs of updates over members and attempts")]
-    if len(totals) == 2:
-        # Both are symmetric around the same mean: their difference is spread like a sum of twice as many shares.
-        twice = target.law(2 * members)
-        detail = f"distance of the difference of two attempts' sums from the law of {2 * members} shares"
-        questions.append(law_question("retry: sums", twice, [totals[0] - totals[1] + twice.mean()], detail))
-    return questions
-
-
-def _attempts(setting: Setting, target: Summed, attempts: int) -> tuple[list[Integers], list[Integers]]:
-    """The sum that the server got and the members' own numbers, of each attempt."""
-    totals: list[Integers] = []
-    numbers: list[Integers] = []
-    job = _job(setting, target, totals, numbers)
-    own: list[Integers] = []
-    with tempfile.TemporaryDirectory(prefix="fedspa-audit-") as folder, RunLedger(job, Path(folder)) as books:
-        for attempt in range(attempts):
-            if attempt:
-                books.catch_up([], 0)
-            # As after a crash before the first checkpoint: a process of its own, with a private key of its own.
-            Simulation(job).round(list(range(target.aggregation.members)), books)
-            own.append(np.stack(numbers))
-            numbers.clear()
-    return totals, own
-
-
-def _job(setting: Setting, target: Summed, totals: list[Integers], numbers: list[Integers]) -> Simulated:
-    """A run of the target's plan, of which the sums and the members' numbers are kept."""
-    members, held = target.aggregation.members, target.plan.batch
-    x, y = torch.ones(members * held, INPUTS), torch.zeros(members * held, dtype=torch.int64)
-    model = certain_model()
-    config = load(
-        {
-            "federation": {"agents": members, "rounds": 4, "per_round": members},
-            "algorithm": {"batch": held, "server": "average"},
-            "privacy": {"noise_multiplier": 1.0, "noise": setting.noise_mode, "sampling": target.plan.sampling},
-            "run": {"engine": setting.engine, "seed": setting.seed, "threads": 1},
-        }
-    )
-    job = prepare(config, Dataset(x, y, x[:2], torch.tensor([0, 1]), 2, "null"), model.module)
-    algorithm = target.algorithm
-
-    def mean(total: Integers, count: int, terms: Terms) -> Update:
-        assert algorithm.mean is not None
-        totals.append(total.copy())
-        return algorithm.mean(total, count, terms)
-
-    server = replace(
-        job.server,
-        algorithm=replace(algorithm, mean=mean, respond=overheard(algorithm, numbers)),
-        terms=replace(target.terms(0), local_lr=_LR),
-        clip_value=target.plan.clip_value,
-    )
-    return replace(
-        job,
-        holdings=list(np.arange(members * held).reshape(members, held)),
-        engine=target.engine(setting, model.module, model.shape),
-        server=server,
-    )
+def keys_question(setting: Setting, target: Summed) -> Question:
+    """Updates of null records over members, rounds, attempts and runs: no two share their noise, though all public
+    numbers are the same in both runs."""
+    turns = [(cohort, t) for cohort in (Cohort(setting, target, run) for run in RUNS) for t in range(ROUNDS)]
+    numbers = [cohort.run_attempt(t, attempt).numbers for cohort, t in turns for attempt in (1, 2)]
+    values = np.concatenate(numbers) - target.law(1).mean()
+    return cosines("share: keys", values, "pairs of updates over members, rounds, attempts and runs")
 
 
 def neighbour_questions(setting: Setting, target: Summed) -> list[Question]:
@@ -453,14 +340,14 @@ def neighbour_questions(setting: Setting, target: Summed) -> list[Question]:
 
 
 def _fitted(plan: DiscreteGaussianPlan, dimension: int, clip_value: float | None) -> DiscreteGaussianPlan:
-    """On a fine grid, with a mask of three quarters of the coordinates where the plan has one."""
+    """Return the plan on a fine grid, with a mask of three quarters of the coordinates if it has one."""
     active = dimension if plan.active == plan.dimension else dimension * 3 // 4
     own = replace(plan, dimension=dimension, active=active, records=RECORDS, bound=MOST_BOUND // 2, delta=1e-3)
     return own if clip_value is None else replace(own, clip_value=clip_value)
 
 
 def _differences(setting: Setting, target: Summed, model: TwoClass, plan: DiscreteGaussianPlan) -> Floats:
-    """In L2 and units, [replaced or removed, pairs]."""
+    """Return L2 distances in units, [replaced or removed, pairs]."""
     key = setting.key("neighbours", plan.dimension)
     agents = [(x, y, key) for each in neighbours(model, RECORDS, setting.generator()) for x, y in each]
     values = np.stack([answer.values for answer in answers(setting, target, model, plan, agents)]).astype(np.float64)
@@ -468,16 +355,15 @@ def _differences(setting: Setting, target: Summed, model: TwoClass, plan: Discre
     return np.stack([np.linalg.norm(one - another, axis=1), np.linalg.norm(one - neither, axis=1)])
 
 
-def synthetic(*, noise: float = 1.0, neighbours: Neighbours = "add-remove") -> Summed:
-    """Four members with one colluding; `noise` is the multiplier of the honest ones' sum."""
-    honest = 3
-    bound = round(SIGMA * FINE * math.sqrt(honest) / noise)
-    plan = DiscreteGaussianPlan(2 * DIMENSION, DIMENSION, 0.1, 1, 1, bound, neighbours, 1e-3, honest + 1, 1, honest + 1)
+def synthetic() -> Summed:
+    """Four members with one colluding, and noise multiplier 1 of the honest ones' sum."""
+    bound = round(SIGMA * FINE * math.sqrt(3))
+    plan = DiscreteGaussianPlan(2 * DIMENSION, DIMENSION, 0.1, 1, 1, bound, "add-remove", 1e-3, 4, 1, 4)
     return of_plan(plan)
 
 
-def of_plan(plan: DiscreteGaussianPlan, *, neighbours: Neighbours | None = None) -> Summed:
-    """The mechanism of a run, with one record a member: noise does not depend on how many there are."""
+def of_plan(plan: DiscreteGaussianPlan) -> Summed:
+    """Return the mechanism of a run, with one record a member: noise does not depend on how many there are."""
     members, colluders = few_members(plan.members, plan.colluders)
     few = replace(
         plan,
@@ -486,14 +372,13 @@ def of_plan(plan: DiscreteGaussianPlan, *, neighbours: Neighbours | None = None)
         records=1,
         members=members,
         colluders=colluders,
-        neighbours=neighbours or plan.neighbours,
     )
     return Summed(few, chosen("fedspa", "secure-aggregation"), law)
 
 
 @cache
 def law(shares: int) -> Any:
-    """Of the sum of so many discrete Gaussians around 0: their convolution."""
+    """Return the law of the sum of so many discrete Gaussians around 0: their convolution."""
     values = np.arange(-REACH, REACH + 1)
     one = np.exp(-(values**2) / (2 * SIGMA**2))
     one /= one.sum()
@@ -511,7 +396,6 @@ def questions(setting: Setting, target: Summed) -> Iterator[Question]:
 
 SHARES = Audited(
     name="shares",
-    choices={"noise": (), "neighbours": get_args(Neighbours)},
     synthetic=synthetic,
     of_plan=of_plan,
     questions=questions,

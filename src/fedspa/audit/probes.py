@@ -6,7 +6,6 @@ Answers are made as in a run: by the algorithm's `respond` and the engine that a
   exactly zero, and a record of label 1 has ±x on the two rows of weights, of a size that clipping decides.
 - Two-class models have antipodal gradients for the two labels of a record, −p₁·v and p₀·v, whatever their layers: once
   both are clipped, they are the two worst records there are.
-- Rows are gradients that are hard on a clip, for a release by itself.
 """
 
 from __future__ import annotations
@@ -22,8 +21,8 @@ import torch
 from torch import Tensor, nn
 
 from fedspa.algorithms import Agent, Terms
-from fedspa.audit.run import Setting
-from fedspa.engine.task import Engine
+from fedspa.audit.audited import Setting
+from fedspa.engine.local import Engine
 from fedspa.learning.flat import FlatModel
 from fedspa.mechanisms import Plan
 from fedspa.randomness.streams import agent_key
@@ -65,7 +64,7 @@ class Probe:
 
 
 def certain_model(inputs: int = INPUTS) -> Probe:
-    """The probe, with θ in its module too."""
+    """Return the probe, with θ in its module too."""
     module = nn.Sequential(nn.Flatten(), nn.Linear(inputs, 2))
     theta = torch.zeros(2 * inputs + 2)
     theta[2 * inputs], theta[2 * inputs + 1] = CERTAIN, -CERTAIN
@@ -83,11 +82,19 @@ def answers(
     local_lr: float = 1.0,
     layers: tuple[tuple[int, int], ...] | None = None,
 ) -> list[A]:
-    """What agents with these records x, y and keys send in round t."""
+    """Return what agents with these records x, y and keys send in round t."""
     terms = Terms(t, "per-agent", None, local_lr, plan, layers)
     known = [Agent(i, x, y, SEED, key, setting.exact) for i, (x, y, key) in enumerate(agents)]
     with _unlogged():
         return list(target.respond(model.theta, terms, known, target.engine(setting, model.module, model.shape)))
+
+
+def null_records(count: int, first: Tensor | float | None = None) -> Examples:
+    """Return records of the probe without a gradient; or the first has this input, label 1 and a gradient."""
+    x, y = torch.ones(count, INPUTS), torch.zeros(count, dtype=torch.int64)
+    if first is not None:
+        x[0], y[0] = first, 1
+    return x, y
 
 
 @contextmanager
@@ -185,26 +192,3 @@ def _pairs(model: TwoClass, signs: Tensor, generator: torch.Generator) -> Iterat
     yield (torch.where(axis, model.far, 0.0), 1), (torch.where(axis, model.far, 0.0), 0)
     yield (HUGE * random[0], 1), (on_bound, 0)
     yield (random[1], 1), (random[2], 0)
-
-
-def worst_row(plan: Plan, generator: torch.Generator) -> Tensor:
-    """A gradient on the bound: ±c in every coordinate, or norm C."""
-    signs = torch.randint(0, 2, (plan.active,), generator=generator) * 2.0 - 1
-    return signs * (plan.clip_value if plan.clip == "coordinate" else plan.clip_value / math.sqrt(plan.active))
-
-
-def row_pairs(plan: Plan, generator: torch.Generator) -> Iterator[tuple[Tensor, Tensor]]:
-    """(an example, what replaces it): on the bound and against each other, beyond it, broken, random."""
-    k, worst = plan.active, worst_row(plan, generator)
-    axis = torch.zeros(k)
-    axis[int(torch.randint(k, (1,), generator=generator))] = plan.clip_norm
-    yield worst, -worst
-    # Just within the bound against far beyond it: a private clip counts the first and not the second.
-    yield (1 - 2e-7) * worst, -HUGE * worst
-    yield HUGE * worst, -HUGE * worst
-    yield axis, -axis
-    yield HUGE * torch.randn(k, generator=generator), -worst
-    yield torch.randn(k, generator=generator) * plan.clip_value, torch.randn(k, generator=generator)
-    yield torch.full((k,), torch.finfo(torch.float32).max), torch.full((k,), math.nan)
-    yield torch.where(torch.arange(k) == k - 1, math.inf, worst), worst
-    yield torch.where(torch.arange(k) == 0, math.inf, worst), -worst

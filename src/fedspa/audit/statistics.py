@@ -7,15 +7,124 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
 from functools import cache
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy import special, stats
 
-from fedspa.audit.result import UNBOUNDED, Finding, Question, Unit, certain
 from fedspa.mechanisms import Plan
+
+# What an audit asks and what it answers: a `Question` becomes a `Check`, and a `Report` holds all checks.
+#
+# A question is made after its experiment, and judged later: how sure its bound must be depends on how many questions
+# rest on chance, and the runner counts those.
+
+# What claimed and lower_bound count. `mu` and `epsilon` are privacy, `levels` a sensitivity after rounding; the others
+# are departures from the mechanism as accounted: `claimed` is then the largest value that chance allows at the check's
+# confidence.
+Unit = Literal["mu", "epsilon", "levels", "deviation", "correlation", "count"]
+ATTACK_UNITS = ("mu", "epsilon")
+# Stands for "nothing is hidden": JSON has no infinity.
+UNBOUNDED = 1e9
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """An answer. It holds where `lower_bound`, what was seen, stays within `claimed`, and the attack had its reach.
+
+    `confidence` is the chance that a sound mechanism passes; 1 for a check without chance.
+    """
+
+    name: str
+    unit: Unit
+    claimed: float
+    lower_bound: float
+    confidence: float
+    holds: bool
+    detail: str
+
+    @property
+    def ratio(self) -> float:
+        """Return how near to the claim it came; above 1 is a breach."""
+        if self.claimed > 0:
+            return self.lower_bound / self.claimed
+        return UNBOUNDED if self.lower_bound > self.claimed else 0.0
+
+
+class Finding(NamedTuple):
+    """What a question found. `holds` is given where more is asked than that `seen` is at most `claimed`."""
+
+    claimed: float
+    seen: float
+    detail: str
+    holds: bool | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """`judge` takes the chance at which it may fail sound code.
+
+    `share` is the question's part of the audit's false-alarm rate, relative to the other questions. It is 0 where sound
+    code cannot fail. It must not depend on what was drawn.
+    """
+
+    name: str
+    unit: Unit
+    judge: Callable[[float], Finding]
+    share: float = 1.0
+
+    def answer(self, alpha: float) -> Check:
+        """Return the check, wrong about sound code with a chance of at most `alpha`."""
+        claimed, seen, detail, holds = self.judge(alpha)
+        confidence = 1 - alpha if self.share > 0 else 1.0
+        return Check(
+            self.name, self.unit, claimed, seen, confidence, seen <= claimed if holds is None else holds, detail
+        )
+
+
+def certain(name: str, unit: Unit, claimed: float, seen: float, detail: str, holds: bool | None = None) -> Question:
+    """A question without chance."""
+    return Question(name, unit, lambda _: Finding(claimed, seen, detail, holds), share=0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """All checks. `false_alarm` bounds the chance that any of them fails on a sound mechanism (union bound)."""
+
+    checks: tuple[Check, ...]
+    false_alarm: float
+    notes: tuple[str, ...] = ()
+
+    @property
+    def holds(self) -> bool:
+        return all(check.holds for check in self.checks)
+
+    @property
+    def headline(self) -> Check:
+        """Return the worst failure, a breach before a mere departure; else the statistical attack that came nearest."""
+        failed = [check for check in self.checks if not check.holds]
+        candidates = failed or [check for check in self.checks if check.confidence < 1] or self.checks
+        attacks = [check for check in candidates if check.unit in ATTACK_UNITS]
+        return max(attacks or candidates, key=lambda check: check.ratio)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the headline's figures, the verdict over all checks, and the checks."""
+        headline = self.headline
+        return {
+            "claimed": headline.claimed,
+            "lower_bound": headline.lower_bound,
+            "confidence": headline.confidence,
+            "holds": self.holds,
+            "check": headline.name,
+            "unit": headline.unit,
+            "false_alarm": self.false_alarm,
+            "checks": [asdict(check) for check in self.checks],
+            "notes": list(self.notes),
+        }
+
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
@@ -71,7 +180,7 @@ def _chance(canaries: int, guesses: int, correct: int, delta: float, epsilon: fl
 
 @cache
 def variance_limits(count: int, alpha: float) -> tuple[float, float]:
-    """Where the mean square of `count` standard normals lies but for `alpha` (χ², both sides)."""
+    """Return where the mean square of `count` standard normals lies but for `alpha` (χ², both sides)."""
     low, high = stats.chi2.ppf(alpha / 2, count), stats.chi2.isf(alpha / 2, count)
     return float(low) / count, float(high) / count
 
@@ -132,7 +241,7 @@ def _distance(law: Any, values: Floats) -> float:
 
 
 def cosines(name: str, vectors: NDArray[Any], what: str) -> Question:
-    """Whether these vectors look independent: their largest |cosine| against what chance gives."""
+    """Return whether these vectors look independent: their largest |cosine| against what chance gives."""
     units = vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-300)
     above = np.triu_indices(len(units), 1)
     largest = float(np.abs((units @ units.T)[above]).max()) if len(above[0]) else 0.0
@@ -142,7 +251,7 @@ def cosines(name: str, vectors: NDArray[Any], what: str) -> Question:
 
 
 def columns(name: str, draws: NDArray[Any]) -> Question:
-    """Whether coordinates are independent; of a large model evenly spread coordinates and their neighbours."""
+    """Return whether coordinates are independent; of a large model evenly spread coordinates and their neighbours."""
     k = draws.shape[1]
     if k > MOST_COLUMNS:
         first = np.linspace(0, k - 2, MOST_COLUMNS // 2).astype(np.int64)
@@ -151,7 +260,7 @@ def columns(name: str, draws: NDArray[Any]) -> Question:
 
 
 def noise_size(name: str, claimed: float, groups: Sequence[Floats], detail: str) -> Question:
-    """Whether groups of values, over the claimed σ, have variance 1: two-sided, all groups together.
+    """Return whether groups of values, over the claimed σ, have variance 1: two-sided, all groups together.
 
     As a bound on μ: the least noise that was seen, at its upper confidence limit.
     """
@@ -214,13 +323,10 @@ def overlap_question(name: str, plan: Plan, both: int, pairs: int) -> Question:
         # A pair's overlap is hypergeometric, whose moments those of independent draws bound (Hoeffding 1963). So
         # Chernoff's bound holds whatever the number of pairs, which a normal law in its place does not.
         draws = pairs * plan.batch
-        chance = 2 * math.exp(-draws * _divergence(both / draws, q))
+        share = both / draws
+        divergence = float(special.rel_entr(share, q) + special.rel_entr(1 - share, 1 - q))  # Kullback–Leibler
+        chance = 2 * math.exp(-draws * divergence)
     return _surprise(name, chance, f"drawn twice in a row: {both}, expected {expected:.0f}")
-
-
-def _divergence(one: float, other: float) -> float:
-    """Kullback–Leibler, of two coins with these chances of heads."""
-    return float(special.rel_entr(one, other) + special.rel_entr(1 - one, 1 - other))
 
 
 def _surprise(name: str, chance: float, detail: str) -> Question:

@@ -13,13 +13,12 @@ from fedspa.cli import (
     data,
     deployment,
     doctor,
-    export,
-    failure,
     ledger,
-    new,
     privacy,
     report,
     run,
+    screen,
+    stats,
     suggest,
     tune,
     watch,
@@ -36,12 +35,14 @@ for command in (
     run.run,
     tune.tune,
     suggest.suggest,
+    stats.stats,
+    report.evaluate,
     privacy.privacy,
     audit.audit,
     report.report,
     watch.watch,
-    export.export,
-    new.new,
+    report.export,
+    deployment.new,
     doctor.doctor,
 ):
     app.command()(command)
@@ -86,6 +87,6 @@ def main(commands: typer.Typer = app) -> None:
     except BaseException as error:
         if isinstance(error, SystemExit):
             raise
-        code = failure.handled(error)
-    failure.silence()
+        code = screen.handled(error)
+    screen.silence()
     sys.exit(code)

@@ -3,76 +3,84 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Annotated, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fedspa.errors import ConfigError
+from fedspa.cli.screen import complete_key
+from fedspa.configs import complete
+from fedspa.errors import ConfigError, os_errors_as
 
 if TYPE_CHECKING:
-    from fedspa.audit.result import Report
+    from fedspa.audit.statistics import Report
 
 
 def audit(
-    config: Annotated[str | None, typer.Option(help="Audit the mechanism of this config, as for fedspa run.")] = None,
+    config: Annotated[
+        str | None, typer.Option(help="Audit the mechanism of this config, as for fedspa run.", autocompletion=complete)
+    ] = None,
     overrides: Annotated[
-        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a key of the config.")
+        list[str] | None,
+        typer.Option(
+            "--set",
+            metavar="KEY=VALUE",
+            help="Override a key of the config, or of the quickstart's.",
+            autocompletion=complete_key,
+        ),
     ] = None,
     algorithm: Annotated[
         str | None,
-        typer.Option(help="An algorithm (fedspa is the default), shares (of sums) or scores, without a config."),
+        typer.Option(help="An algorithm (fedspa is the default), or shares (of sums), without a config."),
     ] = None,
     self_test: Annotated[
         bool,
         typer.Option("--self-test", help="Attack three copies with a known fault each: all must be caught."),
     ] = False,
-    noise: Annotated[float | None, typer.Option(help="Noise multiplier (1).")] = None,
-    clip: Annotated[str | None, typer.Option(help="coordinate (default) or l2.")] = None,
-    neighbours: Annotated[
-        str | None,
-        typer.Option(help="add-remove or replace-one; without it, each that the sampling has a claim under."),
-    ] = None,
-    sampling: Annotated[str | None, typer.Option(help="poisson (default) or fixed.")] = None,
-    noise_mode: Annotated[str | None, typer.Option(help="secure (default), exact or seeded.")] = None,
-    engine: Annotated[
-        str | None, typer.Option(help="auto (default), native, stacked, traced, generic or reference.")
-    ] = None,
     draws: Annotated[int, typer.Option(min=100, max=10**7, help="Draws of each attack, on either side.")] = 5000,
     seed: Annotated[
         int, typer.Option(min=0, max=2**64 - 1, help="Seed of the audit's data; of the noise too where it is seeded.")
     ] = 0,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="RUN|FILE", help="Attach the result to a run's report, whose config is audited; or a file."
+        ),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as one JSON object.")] = False,
 ) -> None:
     """Lower bounds on privacy loss from attacks on the real code. Exit code 0: all within the claim; 1: not.
 
     Example: fedspa audit --self-test
     """
-    if algorithm is not None and config is not None:
-        raise ConfigError("--algorithm and --config: the config decides it; give one or the other")
-    if overrides and config is None:
-        raise ConfigError("--set overrides a key of --config, and there is none; name a config")
-    choices = _given(noise=noise, clip=clip, sampling=sampling)
-    how = _given(noise_mode=noise_mode, engine=engine)
-    if config is not None and (choices or how):
-        flags = ", ".join(f"--{key.replace('_', '-')}" for key in choices | how)
-        raise ConfigError(f"{flags} and --config: the config decides these; give one or the other")
-    choices |= _given(neighbours=neighbours)
+    if algorithm is not None and (config is not None or overrides):
+        raise ConfigError("--algorithm beside --config or --set: the config decides it; give one or the other")
+    of_run = out is not None and out.is_dir()
+    if of_run and (config is not None or algorithm is not None or overrides or self_test):
+        raise ConfigError(f"--out {out}, a run: its own config is audited; leave the other options out, or name a file")
 
     import torch
 
     from fedspa import configs
-    from fedspa.audit.run import Setting, of_config, synthetic
+    from fedspa.audit.audited import Setting, named, of_config
+    from fedspa.runs.rundir import check_is_run
 
     torch.set_num_threads(1)
-    if config is None:
-        mechanism, target = synthetic(algorithm or "fedspa", choices)
-        setting = Setting(**how, draws=draws, seed=seed)
+    if of_run and out is not None:
+        check_is_run(out)
+        config = str(out / "config.toml")
+    if config is None and not overrides:
+        mechanism, setting = named(algorithm or "fedspa"), Setting(draws=draws, seed=seed)
+        target = mechanism.synthetic()
     else:
-        mechanism, target, setting = of_config(configs.find(config), overrides or [], choices, draws, seed)
+        source = None if config is None else configs.find(config)
+        mechanism, target, setting = of_config(source, overrides or [], draws, seed)
     if self_test:
         caught = _self_test(mechanism.self_test(setting, target), as_json)
         raise typer.Exit(0 if caught else 1)
     report = mechanism.audit(setting, target)
+    if out is not None:
+        _keep(report, out)
     if as_json:
         print(json.dumps(report.to_json(), allow_nan=False))
     else:
@@ -81,8 +89,17 @@ def audit(
         raise typer.Exit(1)
 
 
-def _given(**options: Any) -> dict[str, Any]:
-    return {key: value for key, value in options.items() if value is not None}
+def _keep(report: Report, out: Path) -> None:
+    """Write the result to a file, or into a run's folder, whose report is made again with it."""
+    from fedspa import durable
+    from fedspa.report import write
+    from fedspa.report.record import AUDIT
+
+    file = out / AUDIT if out.is_dir() else out
+    with os_errors_as(ConfigError, str(file), "name a file that can be written"):
+        durable.replace_text(file, json.dumps(report.to_json(), allow_nan=False, indent=1) + "\n")
+    if out.is_dir():
+        write([out], out / "report.html")
 
 
 def _self_test(reports: dict[str, Report], as_json: bool) -> bool:
@@ -127,7 +144,7 @@ def _show(report: Report) -> None:
 
 
 def _verdict(report: Report) -> str:
-    """The one line that somebody in a hurry reads."""
+    """Return the one line that somebody in a hurry reads."""
     failed, count = sum(not check.holds for check in report.checks), len(report.checks)
     if failed:
         return f"[red]VIOLATED[/red]: {failed} of {count} checks failed."

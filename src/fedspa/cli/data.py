@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
-    from fedspa.data.findings import Findings, Problem
+    from fedspa.data.findings import Findings, RowProblem
 
-app = typer.Typer(help="Look at a table of records by its schema, where it lies.", no_args_is_help=True)
+app = typer.Typer(help="Check a table of records against its schema.", no_args_is_help=True)
 
 _MOST_AGENTS = 10  # listed by name
 
@@ -24,34 +24,36 @@ def _group() -> None:
 
 @app.command()
 def check(
-    file: Annotated[Path, typer.Argument(help="The table: a .csv or .parquet file.")],
+    files: Annotated[list[Path], typer.Argument(help="The table, or one per agent: .csv or .parquet files.")],
     schema: Annotated[Path, typer.Option(help="A TOML file with [data.table]: a schema, or a run's config.")],
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object; of several files, a list.")] = False,
 ) -> None:
-    """Say everything that is wrong with a table, and what its schema makes of it. Exit code 1 if anything is wrong.
+    """List everything that is wrong with a table, and what its schema makes of it. Exit code 1 if anything is wrong.
 
-    Nothing is written and nothing is sent. What is printed is of the records, and so for the eyes of whoever holds
-    them.
+    Nothing is written and nothing is sent. The output contains facts about records; treat it as confidential.
 
-    Example: fedspa data check visits.csv --schema schema.toml
+    Example: fedspa data check sites/*.csv --schema config.toml
     """
     from fedspa.data.columns import load_schema
     from fedspa.data.findings import examine
     from fedspa.runs.sections import Data
 
-    share = _holdout(schema)
-    found = examine(file, load_schema(schema, beside=frozenset(Data.model_fields)), share)
+    columns, share = load_schema(schema, beside=frozenset(Data.model_fields)), _holdout(schema)
+    share *= len(files) == 1  # of several, a run holds out a share of all together
+    checked = [(file, examine(file, columns, share)) for file in files]
     if as_json:
-        print(json.dumps({"file": str(file), "sound": found.sound, **asdict(found)}, allow_nan=False))
+        results = [{"file": str(file), "valid": found.is_valid, **asdict(found)} for file, found in checked]
+        print(json.dumps(results if len(files) > 1 else results[0], allow_nan=False))
     else:
         from rich.console import Console
 
         from fedspa.errors import printable
 
         screen = Console(highlight=False, markup=False)
-        for line in (*_wrong(found), *_said(found, share), *_verdict(found, file)):
-            screen.print(printable(line))
-    if not found.sound:
+        for file, found in checked:
+            for line in (*_wrong(found), *_said(found, share), *_verdict(found, file)):
+                screen.print(printable(line))
+    if not all(found.is_valid for _, found in checked):
         raise typer.Exit(1)
 
 
@@ -90,7 +92,7 @@ def _wrong(found: Findings) -> list[str]:
     ]
 
 
-def _problem(problem: Problem, unit: str) -> str:
+def _problem(problem: RowProblem, unit: str) -> str:
     from fedspa.errors import quoted
 
     what = f"column {quoted(problem.column)}: a value" if problem.column else "a row"
@@ -100,7 +102,7 @@ def _problem(problem: Problem, unit: str) -> str:
 
 
 def _said(found: Findings, share: float) -> list[str]:
-    """What is not wrong, but good to know."""
+    """Return what is not wrong, but good to know."""
     from fedspa.errors import quoted
 
     lines = [
@@ -131,7 +133,7 @@ def _said(found: Findings, share: float) -> list[str]:
 
 def _verdict(found: Findings, file: Path) -> list[str]:
     made = f"{found.rows:,} rows, {found.features:,} features, {found.task}"
-    if found.sound:
-        return [f"{file}: sound; {made}"]
+    if found.is_valid:
+        return [f"{file}: valid; {made}"]
     bad = f"; bad rows: {found.bad_rows:,}, which count as zero at a site" if found.bad_rows else ""
-    return [f"{file}: not sound; {made}{bad}"]
+    return [f"{file}: not valid; {made}{bad}"]

@@ -1,18 +1,22 @@
-"""`fedspa site` and `fedspa server`: the two sides of a deployment, each from its own folder."""
+"""`fedspa site` and `fedspa server`: the two sides of a deployment, each from its own folder; `fedspa new`."""
 
 from __future__ import annotations
 
 import os
+import re
+import shlex
 import shutil
+from collections.abc import Mapping, Sequence
+from glob import glob
+from importlib import resources
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
 
-from fedspa.cli.new import NewFolder, fill, whole
 from fedspa.cli.screen import AsJson, show_checks
-from fedspa.errors import ConfigError, quoted, real_path, worded
+from fedspa.errors import ConfigError, os_errors_as, quoted, real_path
 
 site = typer.Typer(help="A site: create its folder, check it, run its node, see its status.", no_args_is_help=True)
 server = typer.Typer(help="The server: create its folder, run it, train with it, see its status.", no_args_is_help=True)
@@ -36,11 +40,12 @@ def new_site(
         str | None, typer.Option(help="The site's name in its ledger; it never changes (the folder's name).")
     ] = None,
     data: Annotated[str, typer.Option(help="Its records: an .npz, a table, or module:function.")] = "records.npz",
-    classes: Annotated[int, typer.Option(help="Number of classes.")] = 2,
+    classes: Annotated[int, typer.Option(min=2, max=10**6, help="Number of classes.")] = 2,
     superlink: Annotated[str, typer.Option(metavar="HOST:PORT", help="The server's address.")] = "server.example:8443",
     certificate: Annotated[Path | None, typer.Option(help="The server's ca.crt, to copy into the folder.")] = None,
     port: Annotated[
-        int, typer.Option(help="Local port of the node's own processes: two nodes on a machine need two.")
+        int,
+        typer.Option(min=1, max=65535, help="Local port of the node's own processes: two nodes on a machine need two."),
     ] = 9094,
 ) -> None:
     """Create a site's folder: site.toml, policy.toml, the node's key, an empty ledger, and a short README.
@@ -58,15 +63,12 @@ def new_site(
     for option, value in (("--agent", name), ("--data", data), ("--superlink", superlink)):
         if not value.isprintable() or '"' in value or "\\" in value:
             raise ConfigError(f"{option} is {value!r}; give a text without quotes, backslashes and control characters")
-    if not 2 <= classes <= 10**6:
-        raise ConfigError(f"--classes is {classes}; it must be a whole number from 2 to 1000000")
-    _check_port(port)
     folders.require_address("--superlink", superlink)
     if certificate is not None:
         credentials.read_certificate(certificate)
     names = {"site.toml": folders.SITE, "site_policy.toml": "policy.toml", "site_README.md": "README.md"}
     values = {"agent": name, "data": data, "classes": str(classes), "superlink": superlink, "port": str(port)}
-    with worded(ConfigError, lambda why: f"{folder}: {why}; name a folder that can be written"), whole(folder):
+    with os_errors_as(ConfigError, str(folder), "name a folder that can be written"):
         folders.make(folder)
         fill(folder, names, values)
         (folder / "apps.sha256").write_text("# Digests of the apps that were reviewed here; see `fedspa site pin`.\n")
@@ -117,7 +119,7 @@ def pin_app(
     found = read_site_folder(folder)
     digest = digest_of(application)
     if digest not in found.digests():
-        with worded(ConfigError, lambda why: f"{found.apps}: {why}"), found.apps.open("a", encoding="utf-8") as file:
+        with os_errors_as(ConfigError, str(found.apps)), found.apps.open("a", encoding="utf-8") as file:
             file.write(f"{digest}  {real_path(application).name}\n")
     print(f"{found.agent} runs {application} as it is now:\n{digest}")
 
@@ -191,8 +193,7 @@ def check_roster(
 
     Example: fedspa site roster roster.toml --key clinic-a.key --name clinic-a
     """
-    from fedspa.secagg.keys import SecretKey, fingerprint
-    from fedspa.secagg.roster import Roster
+    from fedspa.secagg.keys import Roster, SecretKey, fingerprint
 
     if name is not None and key is None:
         raise ConfigError("--name requires --key; give the file of this site's secret key too")
@@ -217,7 +218,7 @@ def check_roster(
 def new_server(
     folder: NewFolder,
     name: Annotated[str, typer.Option(metavar="HOST", help="The host name that sites use; the certificate has it.")],
-    port: Annotated[int, typer.Option(help="The port to listen on.")] = 8443,
+    port: Annotated[int, typer.Option(min=1, max=65535, help="The port to listen on.")] = 8443,
     host: Annotated[str, typer.Option(help="The address to listen on.")] = "0.0.0.0",
 ) -> None:
     """Create the server's folder: server.toml, a certificate for its name, folders for sites' keys and for runs.
@@ -231,8 +232,7 @@ def new_server(
     for option, value in (("--name", name), ("--host", host)):
         if not folders.is_host(value):
             raise ConfigError(f"{option} is {value!r}; give a host name or an address, as server.example")
-    _check_port(port)
-    with worded(ConfigError, lambda why: f"{folder}: {why}; name a folder that can be written"), whole(folder):
+    with os_errors_as(ConfigError, str(folder), "name a folder that can be written"):
         folders.make(folder)
         values = {"name": name, "host": host, "port": str(port)}
         fill(folder, {"server.toml": folders.SERVER, "server_README.md": "README.md"}, values)
@@ -290,17 +290,18 @@ def train(
     ] = "",
     name: Annotated[str | None, typer.Option(help="Name of the run's folder in runs/ (the time).")] = None,
 ) -> None:
-    """Start a run of an app with the connected nodes, wait for its end, and print its outcome.
+    """Start a run of an app with the connected nodes, print a line per round, and its outcome.
 
     Exit code 0: it was completed; 1: it was not. (`flwr run` itself ends with 0 for runs that fail.)
 
     Example: fedspa server train server examples/hospital -c 'privacy.epsilon=1.0'
     """
     require_flower()
+    from fedspa.cli.watch import RoundPrinter
     from fedspa.flower import start
     from fedspa.flower.folders import read_server_folder
 
-    _end(*start.train(read_server_folder(folder), application, config, name))
+    _end(*start.train(read_server_folder(folder), application, config, name, RoundPrinter()))
 
 
 @server.command("status")
@@ -327,15 +328,10 @@ def require_flower() -> None:
         raise ConfigError("sites and servers run on Flower, which is not installed: pip install 'fedspa[flower]'")
 
 
-def _check_port(port: int) -> None:
-    if not 1 <= port <= 65535:
-        raise ConfigError(f"--port is {port}; it must be a number from 1 to 65535")
-
-
 def _write_metrics(text: str, path: Path) -> None:
     from fedspa import durable
 
-    with worded(ConfigError, lambda why: f"{path}: {why}; name a file in a folder that you may write to"):
+    with os_errors_as(ConfigError, str(path), "name a file in a folder that you may write to"):
         durable.replace_text(path, text)
         os.chmod(path, 0o644)  # another user reads it
 
@@ -344,3 +340,77 @@ def _end(healthy: bool, line: str) -> None:
     print(line)
     if not healthy:
         raise typer.Exit(1)
+
+
+# What the files are called in the template, and in the project.
+FILES = {name: name for name in ("config.toml", "my_data.py", "my_model.py", "README.md")}
+FLOWER = {"flower.toml": "pyproject.toml", "my_data.py": "my_data.py", "my_model.py": "my_model.py"}
+FLOWER |= {"flower.md": "README.md"}
+NewFolder = Annotated[Path, typer.Argument(help="A folder that does not exist yet, or is empty.")]
+_SIMULATE = "flwr run . --stream --federation-config 'num-supernodes=8 client-resources-num-cpus=1'"
+
+
+def new(
+    folder: NewFolder,
+    flower: Annotated[bool, typer.Option("--flower", help="Make a Flower app, for separate sites.")] = False,
+    more: Annotated[list[Path] | None, typer.Argument(metavar="[FILE]…", help="With --table, further tables.")] = None,
+    table: Annotated[
+        list[Path] | None,
+        typer.Option(metavar="FILE", help="A CSV of each agent, as in --table sites/*.csv: write a config for them."),
+    ] = None,
+) -> None:
+    """Make a project: your own data function, model function and config, ready to run.
+
+    Example: fedspa new my-study
+
+    With --table, a config and a README for the columns that the files' heads name. Ranges and categories are to be
+    filled in by hand, from public knowledge: only names and kinds are read.
+    """
+    if table:
+        if flower:
+            raise ConfigError("--table and --flower: both given; fill in the table's config first")
+        _new_for_tables([folder, *(more or ())], table)
+        return
+    if more:
+        raise ConfigError(f"{more[0]}: one folder is made; with --table, name the tables after it")
+    files = FLOWER if flower else FILES
+    name = re.sub(r"[^a-z0-9]+", "-", real_path(folder).name.lower()).strip("-") or "federation"
+    with os_errors_as(ConfigError, str(folder), "name a folder that can be written"):
+        if folder.exists() and any(folder.iterdir()):
+            raise ConfigError(f"{folder} is not empty; name a new folder")
+        folder.mkdir(parents=True, exist_ok=True)
+        fill(folder, files, {"name": name})
+    command = _SIMULATE if flower else "fedspa run config.toml"
+    print(f"Made {', '.join(files.values())} in {folder}. Now:\n\n    cd {folder}\n    {command}\n")
+
+
+def _new_for_tables(names: Sequence[Path], tables: Sequence[Path]) -> None:
+    """Write config and README for tables; a shell that expands --table *.csv leaves all but the first among `names`."""
+    from fedspa.data.columns import is_table
+    from fedspa.data.findings import config_of_tables
+
+    folders = [name for name in names if not is_table(str(name))]
+    if len(folders) != 1:
+        raise ConfigError(f"{len(folders)} folders are named beside the tables; name one, as in `fedspa new my-study`")
+    found = [Path(match) for name in tables for match in sorted(glob(str(name))) or [str(name)]]
+    found += [name for name in names if is_table(str(name))]
+    text, (folder,) = config_of_tables(found), folders
+    with os_errors_as(ConfigError, str(folder), "name a folder that can be written"):
+        if (folder / "config.toml").exists():
+            raise ConfigError(f"{folder} has a config.toml; name another folder")
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "config.toml").write_text(text, "utf-8")
+        tables_shown = " ".join(map(shlex.quote, map(str, found[:3]))) + " …" * (len(found) > 3)
+        fill(folder, {"table_README.md": "README.md"}, {"table": tables_shown})
+    print(f"Made config.toml and README.md in {folder}. Fill in every [] in config.toml, then:\n")
+    print(f"    fedspa data check {tables_shown} --schema {folder / 'config.toml'}\n")
+
+
+def fill(folder: Path, files: Mapping[str, str], values: Mapping[str, str]) -> None:
+    """Write files of the template, by the names that they get in `folder`, each {word} of `values` in its place."""
+    template = resources.files("fedspa.cli").joinpath("template")
+    for source, target in files.items():
+        text = template.joinpath(source).read_text("utf-8")
+        for word, value in values.items():
+            text = text.replace(f"{{{word}}}", value)
+        (folder / target).write_text(text, "utf-8")

@@ -16,24 +16,21 @@ from dataclasses import asdict, dataclass, replace
 from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fedspa.checks import Check, run_checks
 from fedspa.cli.screen import AsJson, show, show_checks
-from fedspa.errors import ConfigError
+from fedspa.errors import Check, ConfigError, run_checks
 
 if TYPE_CHECKING:
     from torch import nn
 
-    from fedspa.algorithms import Agent
     from fedspa.data.dataset import Dataset
     from fedspa.examples import Examples
     from fedspa.learning.layers import Problem
     from fedspa.learning.tasks import Task
     from fedspa.runs.config import Config
-    from fedspa.runs.setup import Simulated
 
 # What each extra installs first, by the names of package and module.
 EXTRAS = {
@@ -47,8 +44,6 @@ EXTRAS = {
 }
 _CLASSES = 10
 _BATCHES = 4  # that an agent's synthetic records fill
-_SECONDS = 2.0  # for measuring a local step, unless one step of one agent takes longer
-_MAX_STEPS = 10
 
 
 def doctor(
@@ -68,10 +63,10 @@ def doctor(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Check this machine: torch, devices, engines, extras, data, the current folder, and one round of the quickstart.
+    """Check this machine: torch, devices, engines, extras, the current folder, and one round of the quickstart.
 
-    With --model: whether the model can be trained privately, which engine trains it and why, what would make it
-    faster, and the time of a local step. Without --shape the records are those of the config, or the quickstart's.
+    With --model: whether the model can be trained privately, which engine trains it and why, and what would make it
+    faster. Without --shape the records are those of the config, or the quickstart's.
 
     Exit code 0: the quickstart, or the model, can run; 1: it cannot.
 
@@ -93,7 +88,7 @@ def doctor(
 
 def check_machine() -> list[Check]:
     """Run every check of the machine; a broken install can raise anything."""
-    checks = (_torch, _engines, _extras, _data, _folder, _quickstart)
+    checks = (_torch, _engines, _extras, _folder, _quickstart)
     return run_checks({check.__name__.strip("_"): check for check in checks}, expected=Exception)
 
 
@@ -117,7 +112,7 @@ def _torch() -> Iterator[Check]:
 def _engines() -> Iterator[Check]:
     import torch
 
-    from fedspa.engine import stacked
+    from fedspa.engine.choose import device_unsupported
     from fedspa.engine.native import library
 
     missing, (compiler, found) = library.missing(), library.compiler()
@@ -129,12 +124,12 @@ def _engines() -> Iterator[Check]:
     yield Check("compiler", None, found or f"no {compiler}; only building the native engine needs one")
     device = "cuda" if torch.cuda.is_available() else "cpu"
     if device == "cuda":
-        obstacle = stacked.device_obstacle(device, exact=False)
-        detail = "on the GPU" if obstacle is None else f"{obstacle.reason}: {obstacle.fix}"
-        yield Check("stacked, traced", obstacle is None, detail, required=False)
+        unfit = device_unsupported(device)
+        detail = "on the GPU" if unfit is None else f"{unfit.reason}: {unfit.fix}"
+        yield Check("traced", unfit is None, detail, required=False)
     else:
         yield Check("traced", True, "any module that torch can trace")
-    yield Check("generic, reference", True, "any module that autograd can differentiate")
+    yield Check("generic", True, "any module that autograd can differentiate; reference: the same in float64")
 
 
 def _extras() -> Iterator[Check]:
@@ -145,27 +140,6 @@ def _extras() -> Iterator[Check]:
             yield Check(extra, True, f"{package} {metadata.version(package)}")
 
 
-def _data() -> Iterator[Check]:
-    from fedspa.data import datasets
-    from fedspa.errors import DataError, real_path
-
-    yield Check("digits", True, "within scikit-learn")
-    folders = {"./data": Path("data")}
-    if named := os.environ.get("FEDSPA_DATA"):
-        folders["$FEDSPA_DATA"] = Path(named)
-    names: tuple[Literal["mnist", "cifar10"], ...] = ("mnist", "cifar10")
-    for name in names:
-        found = []
-        for label, folder in folders.items():
-            try:
-                datasets.files(name, folder)
-                found.append(f"in {label} ({real_path(folder)})")
-            except DataError:
-                continue
-        missing = f"not in {' or '.join(folders)}; name its folder by data.dir"
-        yield Check(name, True if found else None, "; ".join(found) or missing)
-
-
 def _folder() -> Iterator[Check]:
     with tempfile.TemporaryDirectory(dir=".", prefix=".fedspa-doctor-"):
         yield Check("current folder", True, f"{Path.cwd()} is writable: runs go to runs/")
@@ -174,7 +148,7 @@ def _folder() -> Iterator[Check]:
 def _quickstart() -> Iterator[Check]:
     """Run one real round: data, model, accountant, engine, ledger, checkpoint, files."""
     from fedspa.errors import RunWarning
-    from fedspa.running import simulate
+    from fedspa.running import run
     from fedspa.runs.config import load
 
     started = time.monotonic()
@@ -183,14 +157,14 @@ def _quickstart() -> Iterator[Check]:
         # TOML would take a backslash in the path for an escape; Config takes the text as it is.
         config = load(None, ["federation.rounds=1"])
         config = config.model_copy(update={"run": config.run.model_copy(update={"out": f"{folder}/run"})})
-        summary = simulate(config, progress=False).summary
+        summary = run(config, progress=False).summary
     yield Check("quickstart", True, f"one round in {time.monotonic() - started:.1f} s, engine {summary['engine']}")
 
 
 @dataclass(frozen=True)
 class Diagnosis:
     """What a run would do with a model. `engine` and what follows are None or empty if the model is refused; `passed`
-    maps each faster engine to the reason why it cannot train the model; times are of `agents` times `steps` steps."""
+    maps each faster engine to the reason why it cannot train the model."""
 
     model: str
     data: str
@@ -204,9 +178,6 @@ class Diagnosis:
     why: str | None = None
     passed: dict[str, str] | None = None
     hints: tuple[str, ...] = ()
-    ms_per_agent_step: float | None = None
-    agents: int | None = None
-    steps: int | None = None
 
     @property
     def valid(self) -> bool:
@@ -233,7 +204,7 @@ def diagnose(source: str, overrides: list[str], shape: str | None, classes: int 
     config = load(source if is_config else None, [*([] if is_config else [f"model.name={source}"]), *overrides])
     data = records_of(config) if shape is None else _synthetic(config, sides_of(shape), classes or _CLASSES)
     task = task_of(config, data)
-    like = with_targets(data, task).like
+    like = with_targets(data, task).example_spec
     own_shape = is_config or shape is not None or any(override.startswith("data.") for override in overrides)
     module = _build(config, data, task, like, own_shape)
     diagnosis = Diagnosis(
@@ -252,19 +223,15 @@ def diagnose(source: str, overrides: list[str], shape: str | None, classes: int 
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", MixingWarning)  # it is among the problems
             warnings.simplefilter("ignore", SeededNoiseWarning)
-            job = prepare(config, data)
-        milliseconds, agents, steps = measure_step(job)
+            choice = prepare(config, data).training.choice
     except Unsound as refused:
         return replace(diagnosis, problems=[*diagnosis.problems, refused.problem])
     return replace(
         diagnosis,
-        engine=job.choice.engine,
-        why=job.choice.why,
-        passed={name: obstacle.reason for name, obstacle in job.choice.passed.items()},
-        hints=job.choice.hints,
-        ms_per_agent_step=milliseconds,
-        agents=agents,
-        steps=steps,
+        engine=choice.engine,
+        why=choice.why,
+        passed={name: obstacle.reason for name, obstacle in choice.passed.items()},
+        hints=choice.hints,
     )
 
 
@@ -298,62 +265,12 @@ def _count_parameters(module: nn.Module, *, trained: bool) -> int:
 def _synthetic(config: Config, sides: tuple[int, ...], classes: int) -> Dataset:
     import torch
 
-    from fedspa.data.given import from_arrays
+    from fedspa.data.adapters import from_arrays
 
     records = config.federation.agents * _BATCHES * config.algorithm.batch
     x = torch.rand(records, *sides, generator=torch.Generator().manual_seed(0))
     y = torch.arange(len(x)) % classes
     return from_arrays(x, y, x[:classes], y[:classes], name="synthetic", classes=classes)
-
-
-def measure_step(job: Simulated) -> tuple[float, int, int]:
-    """Return milliseconds per agent and local step, and with how many agents and steps they were measured. Nothing is
-    released: the agents' updates are discarded."""
-    _train(job, 1, 1)  # compiles kernels and makes buffers
-    seconds = _train(job, 1, 1)
-    affordable = max(1, int(_SECONDS / 2 / max(seconds, 1e-6)))
-    agents = min(affordable, job.config.federation.per_round)
-    steps = min(max(1, affordable // agents), job.server.terms.steps.local_steps, _MAX_STEPS)
-    if agents * steps > 1:
-        _train(job, agents, steps)
-        seconds = _train(job, agents, steps)
-    return 1e3 * seconds / (agents * steps), agents, steps
-
-
-def _train(job: Simulated, agents: int, steps: int) -> float:
-    """Return the seconds of a round's local training by the first of the run's agents."""
-    from fedspa.learning.threads import torch_threads
-    from fedspa.mechanisms.base import NoPlan
-    from fedspa.mechanisms.gaussian.plan import GaussianPlan
-
-    terms = job.server.terms
-    if isinstance(terms.steps, GaussianPlan | NoPlan):  # other plans have one step
-        terms = replace(terms, steps=replace(terms.steps, local_steps=steps))
-    cohort = [_agent(job, number) for number in range(agents)]
-    theta = job.server.model.flatten()
-    with torch_threads(1):
-        start = time.perf_counter()
-        for _ in job.server.algorithm.respond(theta, terms, cohort, job.engine):
-            pass
-        return time.perf_counter() - start
-
-
-def _agent(job: Simulated, number: int) -> Agent:
-    import torch
-
-    from fedspa.algorithms import Agent
-    from fedspa.engine.task import ReadsRows
-    from fedspa.examples import taken
-    from fedspa.randomness.streams import agent_key, mask_seed, root_key
-
-    x, y = job.examples(job.holdings[number])
-    rows: torch.Tensor | None = torch.from_numpy(job.holdings[number])
-    if not isinstance(job.engine, ReadsRows):
-        assert rows is not None
-        x, y, rows = taken(x, rows), taken(y, rows), None
-    noise, seed = job.config.privacy.noise, job.config.run.seed
-    key, own_mask = agent_key(root_key(noise, seed), 0, number), mask_seed(job.server.public_key, 0, number)
-    return Agent(number, x, y, own_mask, key, exact=noise == "exact", rows=rows)
 
 
 def _print(diagnosis: Diagnosis) -> None:
@@ -374,9 +291,6 @@ def _print(diagnosis: Diagnosis) -> None:
     else:
         rows.append(("engine", f"{diagnosis.engine} on {diagnosis.device}: {diagnosis.why}"))
         rows += [("faster", hint) for hint in diagnosis.hints]
-        measured = f"{diagnosis.agents} agents, {diagnosis.steps} steps"
-        speed = f"{diagnosis.ms_per_agent_step:.3g} ms per agent with B = {diagnosis.batch}"
-        rows.append(("local step", f"{speed} ({measured})"))
     table = Table(box=None, show_header=False)
     table.add_column(no_wrap=True)
     table.add_column(overflow="fold")

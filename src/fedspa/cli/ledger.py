@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -13,26 +13,28 @@ import typer
 
 from fedspa.cli.screen import AsJson
 from fedspa.errors import ConfigError
-from fedspa.privacy.event import Event, Neighbours
+from fedspa.privacy.event import Neighbours
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from rich.console import Console
 
-    from fedspa.agent.ledger.report import AgentSummary, LedgerSummary
+    from fedspa.agent.ledger.report import AgentSummary, LedgerSummary, RunSummary
     from fedspa.runs.sections import Privacy
 
 app = typer.Typer(help="Read a ledger: what was spent, what is left, whether it can be trusted.", no_args_is_help=True)
 
 File = Annotated[Path, typer.Argument(help="The ledger (an SQLite file), or the folder of a site or a run.")]
 MOST_AGENTS = 50  # listed where nobody asks for all: those that spent most
-MOST_RUNS = 10  # of an agent that is alone on the screen: the newest
+MOST_RUNS = 10  # listed: the newest
 
 
 @app.command()
 def show(
     file: File,
     delta: Annotated[
-        float | None, typer.Option(help="δ at which ε is stated (that of the run in the ledger's folder, else 1e-3).")
+        float | None, typer.Option(help="δ at which ε is stated (that of the run beside the ledger, else 1e-3).")
     ] = None,
     neighbours: Annotated[
         Neighbours | None, typer.Option(help="Neighbouring relation of ε (that of the same run, else add-remove).")
@@ -55,11 +57,12 @@ def show(
 
         print(json.dumps(export(_locate(file)[0]), allow_nan=False))
         return
-    from fedspa.agent.ledger.report import each_agent, summary
+    from fedspa.agent.ledger.report import summary
     from fedspa.agent.policy import Policy
     from fedspa.mechanisms.base import relation
-    from fedspa.privacy.cap import Cap
+    from fedspa.privacy.budget import PrivacyBudget
 
+    given = file
     file, own_policy = _locate(file)
     if cap is None and delta is None and neighbours is None:
         policy = policy or own_policy
@@ -69,23 +72,19 @@ def show(
             raise ConfigError("--policy and --cap: give one of them; a policy states its own cap")
         limits = Policy.load(policy)
         delta, neighbours = limits.delta, limits.neighbours
-    run = _run_beside(file)
+    run = _run_beside(given, file)
     if delta is None:
         delta = 1e-3 if run is None else run.delta
     if neighbours is None:
         neighbours = "add-remove" if run is None else relation(run.neighbours, run.sampling)
-    everyone = everyone and agent is None
-    most = 0 if everyone else MOST_AGENTS
-    held = None if cap is None else Cap(cap, delta, neighbours)
+    most = None if everyone else MOST_AGENTS
+    held = None if cap is None else PrivacyBudget(cap, delta, neighbours)
     held = held if limits is None else limits.cap
     whole = summary(file, delta=delta, neighbours=neighbours, cap=held, agent=agent, most=most)
-    warnings, agents = _warnings(whole), iter(whole.agents)
-    if everyone:
-        agents = each_agent(file, delta=delta, neighbours=neighbours, cap=held)
     if as_json:
-        _print_json(whole, agents, warnings)
+        _print_json(whole, _warnings(whole))
     else:
-        _print(whole, agents, warnings)
+        _print(whole, _warnings(whole))
 
 
 def _locate(path: Path) -> tuple[Path, Path | None]:
@@ -96,16 +95,19 @@ def _locate(path: Path) -> tuple[Path, Path | None]:
         site = read_site_folder(path)
         return site.ledger, site.policy
     if (path / "config.toml").is_file():
-        return path / "ledger.sqlite", None
+        from fedspa.runs.config import load
+        from fedspa.runs.rundir import ledger_of
+
+        return ledger_of(path, load(path / "config.toml", own_code=False)), None
     return path, None
 
 
 def _warnings(summary: LedgerSummary) -> list[str]:
     """List what a reader of this ledger's ε must know."""
-    from fedspa.privacy.event import seeded_words
+    from fedspa.privacy.event import seeded_warning
 
     found = []
-    if (words := seeded_words(summary.noise)) is not None:
+    if (words := seeded_warning(summary.noise)) is not None:
         found.append(words)
     if unrecorded := summary.noise.get("unrecorded", 0):
         found.append(
@@ -115,14 +117,20 @@ def _warnings(summary: LedgerSummary) -> list[str]:
     return [*found, *map(str, summary.losses)]
 
 
-def _run_beside(file: Path) -> Privacy | None:
-    """[privacy] of the run in whose folder the ledger lies: what that run stated is then what is shown."""
+def _run_beside(given: Path, file: Path) -> Privacy | None:
+    """[privacy] of the run whose folder was given or has the ledger, else of the run with the least δ of those that
+    share the ledger beside it: what they stated is then what is shown."""
     from fedspa.runs.config import load
+    from fedspa.runs.rundir import ledger_of
 
-    try:
-        return load(file.parent / "config.toml", own_code=False).privacy
-    except ConfigError:  # it lies in no run's folder
-        return None
+    own = (given if given.is_dir() else file.parent) / "config.toml"
+    found = []
+    for path in [own] if own.is_file() else file.parent.glob("*/config.toml"):
+        with suppress(ConfigError):  # it is no run's
+            config = load(path, own_code=False)
+            if ledger_of(path.parent, config).resolve() == file.resolve():
+                found.append(config.privacy)
+    return min(found, key=lambda privacy: privacy.delta, default=None)
 
 
 @app.command()
@@ -133,7 +141,7 @@ def verify(file: File, as_json: AsJson = False) -> None:
     """
     from fedspa.agent.ledger import report
     from fedspa.agent.ledger.ledger import Ledger, Loss
-    from fedspa.privacy.event import seeded_words
+    from fedspa.privacy.event import seeded_warning
 
     file, _ = _locate(file)
     noise: dict[str, int] = {}
@@ -141,9 +149,9 @@ def verify(file: File, as_json: AsJson = False) -> None:
     if not (problems := report.verify(file)):
         with Ledger.read(file) as ledger:
             noise, losses = ledger.noise(), ledger.losses()
-    notes = [*filter(None, [seeded_words(noise)]), *map(str, losses)]
+    notes = [*filter(None, [seeded_warning(noise)]), *map(str, losses)]
     if as_json:
-        found = {"file": str(file), "sound": not problems, "problems": problems}
+        found = {"file": str(file), "valid": not problems, "problems": problems}
         print(json.dumps({**found, "noise": noise, "losses": [asdict(loss) for loss in losses]}))
     else:
         _print_verdict(file, problems, notes)
@@ -155,12 +163,17 @@ def _print_verdict(file: Path, problems: list[str], notes: list[str]) -> None:
     from rich.console import Console
     from rich.text import Text
 
+    from fedspa.agent.ledger.storage import anchor_path
+
     screen = Console(highlight=False, markup=False)
-    if problems:
+    if len(problems) == 1 and not anchor_path(file).exists():
+        text = f": {file} is a lone copy, which cannot be verified without its anchor file"
+        screen.print(Text.assemble(("NOT VERIFIED", "red"), text))
+    elif problems:
         whole = "1 problem" if len(problems) == 1 else f"{len(problems)} problems"
         screen.print(Text.assemble(("DAMAGED", "red"), f": {file}, {whole}. No ε of it can be relied on."))
     else:
-        screen.print(Text.assemble(("SOUND", "green"), f": {file}"))
+        screen.print(Text.assemble(("VALID", "green"), f": {file}"))
     for line in (*problems, *notes):
         screen.print(f"- {line}")
 
@@ -170,11 +183,11 @@ def accept_loss(
     file: File,
     entries: Annotated[int, typer.Option(help="How many entries the ledger holds now, as `verify` says.")],
 ) -> None:
-    """Go on with a ledger that is refused because entries, or its anchor, are gone for good.
+    """Continue with a ledger that is refused because entries, or its anchor file, are lost for good.
 
-    First look for the newest copy of both files. What the missing entries spent is not counted from here on: lower the
-    policy's epsilon by as much, or stop using these records. The loss is written into the ledger, and `show` and
-    `verify` tell of it ever after.
+    First look for the newest copy of both files. What the missing entries spent is not counted any more: lower the
+    policy's epsilon by as much, or stop using these records. The loss is recorded in the ledger, and `show` and
+    `verify` report it from then on.
 
     Example: fedspa ledger accept-loss ledger.sqlite --entries 60
     """
@@ -184,18 +197,13 @@ def accept_loss(
     print(f"{file}: {report.accept_loss(file, entries)}")
 
 
-def _print_json(summary: LedgerSummary, agents: Iterator[AgentSummary], warnings: list[str]) -> None:
-    """One object, written as it is read: of many agents it is too large to be kept."""
-    fields = {name: getattr(summary, name) for name in summary.__slots__ if name != "agents"}
+def _print_json(summary: LedgerSummary, warnings: list[str]) -> None:
+    fields = {name: getattr(summary, name) for name in summary.__slots__}
     fields |= {"losses": [asdict(loss) for loss in summary.losses], "warnings": warnings}
+    fields["runs"] = [asdict(run) for run in summary.runs]
     for name in ("epsilon_least", "epsilon_most"):
         fields[name] = _finite(fields[name])
-    print(json.dumps(fields, allow_nan=False)[:-1] + ', "agents": [', end="")
-    between = ""
-    for agent in agents:
-        print(between + json.dumps(_plain_agent(agent), allow_nan=False), end="")
-        between = ", "
-    print("]}")
+    print(json.dumps({**fields, "agents": list(map(_plain_agent, summary.agents))}, allow_nan=False))
 
 
 def _plain_agent(agent: AgentSummary) -> dict[str, Any]:
@@ -205,7 +213,7 @@ def _plain_agent(agent: AgentSummary) -> dict[str, Any]:
     return {
         **fields,
         "epsilon": _finite(agent.epsilon),
-        "epsilon_floor": _finite(agent.epsilon_floor),
+        "epsilon_worst_case": _finite(agent.epsilon_worst_case),
         "unit": agent.last_event.unit,
         "runs": [asdict(run) for run in agent.runs],
         "spent": spent,
@@ -222,7 +230,7 @@ _COLUMNS = ("agent", "unit", "runs", "rounds", "sent", "last (UTC)", "ε", "ε\n
 
 
 def _cells(agent: AgentSummary) -> list[str]:
-    from fedspa.privacy.cap import shown_left
+    from fedspa.privacy.budget import shown_left
     from fedspa.runs.guarantee import shown
 
     return [
@@ -233,67 +241,55 @@ def _cells(agent: AgentSummary) -> list[str]:
         str(sum(run.released for run in agent.runs)),
         agent.runs[-1].last_at[:16].replace("T", " "),
         shown(agent.epsilon)
-        + (f" (floor {shown(agent.epsilon_floor)})" if any(event.members for event in agent.spent) else "")
+        + (f" (worst case {shown(agent.epsilon_worst_case)})" if any(event.members for event in agent.spent) else "")
         + (" SEEDED" if agent.noise.get("seeded") else ""),
         "–" if agent.epsilon_left is None else shown_left(agent.epsilon_left, 0.0),
         "–" if agent.participations_left is None else str(agent.participations_left),
     ]
 
 
-def _print_runs(agent: AgentSummary, screen: Console) -> None:
+def _print_runs(runs: Sequence[RunSummary], screen: Console) -> None:
     """What the entries are of, newest last. Those of a guard begin with the tool that spent (docs/guard.md)."""
-    if len(agent.runs) > MOST_RUNS:
-        screen.print(f"… {len(agent.runs) - MOST_RUNS} earlier runs (--json has them)", highlight=False)
-    for run in agent.runs[-MOST_RUNS:]:
-        told = f"run {run.run}: {run.participations} rounds, {run.first_at[:16]} to {run.last_at[:16]}"
-        screen.print(told, highlight=False, markup=False)
+    from fedspa.agent.ledger.report import short
+
+    if len(runs) > MOST_RUNS:
+        screen.print(f"… {len(runs) - MOST_RUNS} earlier runs (--json has them)", highlight=False)
+    for run in runs[-MOST_RUNS:]:
+        agents = f" by {run.agents} agents" * (run.agents > 1)
+        line = f"run {short(run.run)}: {run.participations} rounds{agents}, {run.first_at[:16]} to {run.last_at[:16]}"
+        screen.print(line, highlight=False, markup=False)
 
 
-def _print(summary: LedgerSummary, agents: Iterator[AgentSummary], warnings: list[str]) -> None:
+def _print(summary: LedgerSummary, warnings: list[str]) -> None:
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
     from fedspa.cli.screen import show as show_table
-    from fedspa.privacy.cap import AGAINST_ALL
+    from fedspa.privacy.budget import AGAINST_ALL
     from fedspa.runs.guarantee import shown
 
-    screen = Console()
-    first: AgentSummary | None = None
-    events: dict[Event, None] = {}
-    accountants: dict[str, None] = {}
-    units: dict[str, None] = {}
-    summed = False
+    screen, agents = Console(), summary.agents
+    first = agents[0] if agents else None
+    events = dict.fromkeys(agent.last_event for agent in agents[:MOST_AGENTS])
+    accountants = dict.fromkeys(agent.accountant for agent in agents)
+    units = dict.fromkeys(agent.last_event.unit for agent in agents)
+    summed = any(event.members for agent in agents for event in agent.spent)
     table = Table(box=None)
     for column in _COLUMNS:
         table.add_column(column, overflow="fold")
-    listed = 0
     for agent in agents:
-        first = first or agent
-        accountants[agent.accountant] = None
-        units[agent.last_event.unit] = None
-        summed = summed or any(event.members for event in agent.spent)
-        if len(events) < MOST_AGENTS:
-            events[agent.last_event] = None
-        if listed < MOST_AGENTS:
-            table.add_row(*map(Text, _cells(agent)))
-        else:
-            if listed == MOST_AGENTS:  # more than anyone looks at: lines as they come
-                show_table(table, screen)
-            print(*_cells(agent), sep="  ")
-        listed += 1
-    if listed <= MOST_AGENTS:
-        show_table(table, screen)
-    if summary.known_agents > listed:
+        table.add_row(*map(Text, _cells(agent)))
+    show_table(table, screen)
+    if summary.known_agents > len(agents):
         screen.print(
-            f"… and {summary.known_agents - listed:,} more agents that spent less, ε from "
+            f"… and {summary.known_agents - len(agents):,} more agents that spent less, ε from "
             f"{shown(summary.epsilon_least)} (--all lists them, --agent shows one)",
             highlight=False,
         )
     for event in events:
         screen.print(f"last event: {event}", highlight=False, markup=False)
-    if listed == 1 and first is not None:
-        _print_runs(first, screen)
+    _print_runs(summary.runs, screen)
     screen.print(f"{summary.entries} entries, {summary.releases} released, head {summary.head[:16]}", highlight=False)
     if first is not None:
         screen.print(
@@ -305,11 +301,13 @@ def _print(summary: LedgerSummary, agents: Iterator[AgentSummary], warnings: lis
         if first.cap is not None:
             left = f"under a cap of ε = {first.cap.epsilon:g}, and how many more rounds like the agent's last one fit"
         screen.print(f"left: {left}", highlight=False)
-    untrusting = first is not None and first.cap is not None and first.cap.floor is None
+    untrusting = first is not None and first.cap is not None and first.cap.worst_case is None
     if summed:
         screen.print(
-            "where a floor stands beside it, ε is against the server with up to the colluding agents of each run, and "
-            f"the floor {AGAINST_ALL}" + "; a cap that allows no aggregation is held against the floor" * untrusting,
+            "where a worst case stands beside it, ε is against the server with up to the colluding agents of each run, "
+            f"and the worst case {AGAINST_ALL}"
+            + "; a cap that allows no aggregation is held against the worst case"
+            * untrusting,
             highlight=False,
         )
     for warning in warnings:

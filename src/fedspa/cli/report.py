@@ -1,11 +1,18 @@
-"""`fedspa report`: one page about one run, or about several beside each other."""
+"""What comes of a run: `fedspa report` (pages), `export` (models, model cards), `evaluate` (scores at the agents)."""
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+from fedspa.cli.screen import AsJson
+from fedspa.errors import ConfigError, FedspaWarning
+
+if TYPE_CHECKING:
+    from fedspa.analytics.evaluation import Evaluation
 
 
 def report(
@@ -14,13 +21,110 @@ def report(
         Path | None,
         typer.Option(help="The page (report.html in the run's folder; for several runs, in the current folder)."),
     ] = None,
+    dpia: Annotated[
+        bool,
+        typer.Option("--dpia", help="Write the annex to an impact assessment (dpia.md in the run's folder) instead."),
+    ] = False,
 ) -> None:
     """Write a self-contained HTML page: scores, ε by agent, bytes, the guarantee in plain words, the plan.
 
     Example: fedspa report runs/my-run runs/another --out comparison.html
     """
+    if dpia:
+        from fedspa.report import card
+        from fedspa.report.card import annex
+
+        if len(runs) > 1:
+            raise ConfigError("--dpia is for one run; name one folder")
+        path = out or runs[0] / "dpia.md"
+        card.write(annex(runs[0]), path)
+        print(path)
+        return
     from fedspa.report import write
 
     path = out or (runs[0] / "report.html" if len(runs) == 1 else Path("report.html"))
     write(runs, path)
     print(path)
+
+
+def export(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a run.")],
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="An .onnx file for the model, or an .md file.")],
+) -> None:
+    """Write the trained model as ONNX with its model card beside it (FILE.md), or the model card alone (an .md file).
+
+    The ONNX model takes a batch of any size and returns the module's outputs. A module that was passed in Python is
+    exported there: fedspa.RunResult.load(RUN, module=…).export_onnx(FILE). The card states the guarantee and what it
+    does not cover, scores, data, settings and versions.
+
+    Example: fedspa export runs/my-run model.onnx
+    """
+    if file.suffix == ".md":
+        from fedspa.report import card
+
+        card.write(card.card(run), file)
+        print(file)
+    elif file.suffix == ".onnx":
+        from fedspa.result import RunResult
+
+        print(RunResult.load(run).export_onnx(file))
+    else:
+        raise ConfigError(f"{file}: the name must end in .onnx (the model) or .md (its model card)")
+
+
+def evaluate(
+    run: Annotated[Path, typer.Argument(help="The folder of a finished run, or of an evaluation to show again.")],
+    epsilon: Annotated[float | None, typer.Option(help="ε of the release, for each record or person.")] = None,
+    bins: Annotated[int, typer.Option(min=2, help="Parts of the scores' range, an even number.")] = 16,
+    error_bound: Annotated[
+        float | None, typer.Option(help="Largest error of a regression that counts (the target's range).")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder for the release's files (a new one under runs/).")] = None,
+    details: Annotated[bool, typer.Option("--details", help="Show confusion matrix and calibration too.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Evaluate a trained model on records that its agents kept out of training, under a privacy guarantee.
+
+    Example: fedspa evaluate runs/mine --epsilon 0.2
+
+    The run must have been trained with data.agent_holdout. Each agent pays once, in the ledger of the run.
+    """
+    from fedspa.analytics import evaluation
+    from fedspa.runs.rundir import read_summary
+
+    summary = read_summary(run)
+    if summary is not None and summary["task"] == "statistics":
+        found = evaluation.Evaluation.load(run)
+    elif epsilon is None:
+        raise ConfigError("--epsilon is missing: what the release may cost each record, as in --epsilon 0.2")
+    else:
+        warnings.simplefilter("ignore", FedspaWarning)  # the notes below say the same
+        found = evaluation.evaluate(run, epsilon=epsilon, bins=bins, error_bound=error_bound, out=out)
+    if as_json:
+        print(found.to_json())
+    else:
+        _show(found, details)
+
+
+def _show(found: Evaluation, details: bool) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    from fedspa.analytics.scores import DETAILS
+    from fedspa.cli.screen import show
+    from fedspa.runs.guarantee import statement
+
+    screen = Console()
+    table = Table(title="Scores at the agents", box=None)
+    for column in ("agent", "score", "value"):
+        table.add_column(column, overflow="fold")
+    table.add_column("95 % interval", justify="right")
+    for each in found.estimates:
+        if details or not each.statistic.startswith(DETAILS):
+            value = "too few records" if each.value is None else f"{each.value:,.4g}"
+            table.add_row(each.site or "all", each.statistic, value, f"{each.low:,.4g} to {each.high:,.4g}")
+    show(table, screen)
+    screen.print(f"Guarantee  {statement(found.summary)}", highlight=False)
+    for warning in found.summary["warnings"]:
+        screen.print(f"[red]Note[/red]       {warning}", highlight=False)
+    screen.print(f"Files      {found.folder}", highlight=False, soft_wrap=True)

@@ -5,13 +5,15 @@ from __future__ import annotations
 import json
 import sys
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fedspa.cli import interrupt
+from fedspa.cli.screen import INTERRUPTED, complete_key, interruptible
+from fedspa.configs import complete
 from fedspa.errors import ConfigError, RunWarning, SeededNoiseWarning
 
 if TYPE_CHECKING:
@@ -22,10 +24,14 @@ if TYPE_CHECKING:
 
 Source = Annotated[
     str | None,
-    typer.Argument(help="TOML config, or one of ours by name (mnist-best); without one, scikit-learn's digits."),
+    typer.Argument(
+        help="A TOML config, or a shipped one by name (mnist-best); default: scikit-learn's digits.",
+        autocompletion=complete,
+    ),
 ]
 Overrides = Annotated[
-    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a key, as often as needed.")
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="Override a key, as often as needed.", autocompletion=complete_key),
 ]
 Out = Annotated[Path | None, typer.Option(help="Folder for the run's files (a new one under runs/).")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the summary as one JSON object, nothing else.")]
@@ -34,9 +40,10 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print the summary as one J
 def run(
     config: Source = None,
     overrides: Overrides = None,
+    epsilon: Annotated[float | None, typer.Option(help="ε of the guarantee; as --set privacy.epsilon=VALUE.")] = None,
     out: Out = None,
     resume: Annotated[
-        Path | None, typer.Option(metavar="FOLDER", help="Go on with the interrupted run in this folder.")
+        Path | None, typer.Option(metavar="FOLDER", help="Resume the interrupted run in this folder.")
     ] = None,
     track: Annotated[
         str | None, typer.Option(help="Also log for tensorboard, or to mlflow (extras of these names).")
@@ -45,20 +52,20 @@ def run(
 ) -> None:
     """Train a federation in this process, under a stated privacy guarantee.
 
-    Example: fedspa run --set algorithm.compression=0.1 --set privacy.epsilon=2
+    Example: fedspa run --epsilon 2 --set algorithm.compression=0.1
 
-    Ctrl-C stops after the round, twice at once; either way, and after any crash, --resume goes on.
+    Press Ctrl-C once to stop after this round, twice to stop at once. Then, as after a crash, --resume continues it.
     """
     from fedspa import configs
     from fedspa.runs.config import load
+    from fedspa.runs.rundir import check_is_run
 
     if resume is not None:
         if out is not None:
             raise ConfigError("--out and --resume: both given; a resumed run stays in its folder")
-        if not (resume / "config.toml").is_file():
-            raise ConfigError(f"--resume {resume}: there is no run in that folder")
+        check_is_run(resume)
         config = config or str(resume / "config.toml")
-    flags = {"run.out": None if out is None else str(out), "run.track": track}
+    flags = {"privacy.epsilon": epsilon, "run.out": None if out is None else str(out), "run.track": track}
     given = [f"{key}={json.dumps(value)}" for key, value in flags.items() if value is not None]
     settings = load(None if config is None else configs.find(config), [*(overrides or ()), *given])
 
@@ -73,21 +80,29 @@ def run(
 
 
 def _run_with_progress(settings: Config, resume: Path | None, screen: Console) -> RunResult:
-    from fedspa import progress
-    from fedspa.running import Stopped, simulate
+    from fedspa.running import run, watching
+
+    with stoppable(screen, "after this round") as asked, watching(settings, None, screen) as bar:
+        return run(settings, resume=resume, progress=bar, stop=asked)
+
+
+@contextmanager
+def stoppable(screen: Console, when: str) -> Iterator[Callable[[], bool]]:
+    """Within it, the yielded function tells whether Ctrl-C asked a run to stop. A run that did ends the command."""
+    from fedspa.runs.rundir import Stopping
 
     def stopping() -> None:
         screen.show_cursor(True)  # the bar hid it, and a second Ctrl-C leaves no time to show it
-        screen.print("Stopping after this round; Ctrl-C again stops at once.")
+        screen.print(f"Stopping {when}; Ctrl-C again stops at once.")
 
-    for told in (SeededNoiseWarning, RunWarning):  # on the screen, beside ε and below it
-        warnings.simplefilter("ignore", told)
+    for shown_below in (SeededNoiseWarning, RunWarning):
+        warnings.simplefilter("ignore", shown_below)
     try:
-        with interrupt.watched(stopping) as asked, progress.watching(settings, None, screen) as bar:
-            return simulate(settings, resume=resume, progress=bar, stop=asked)
-    except Stopped as stopped:
+        with interruptible(stopping) as asked:
+            yield asked
+    except Stopping as stopped:
         print(f"fedspa: {stopped}", file=sys.stderr)
-        raise typer.Exit(interrupt.EXIT_CODE) from None
+        raise typer.Exit(INTERRUPTED) from None
 
 
 def show(result: RunResult, screen: Console) -> None:
@@ -95,16 +110,19 @@ def show(result: RunResult, screen: Console) -> None:
     from rich.table import Table
 
     from fedspa.cli.screen import show as show_table
-    from fedspa.progress import not_private
+    from fedspa.running import not_private
+    from fedspa.runs.config import load
+    from fedspa.runs.defaults import chosen
     from fedspa.runs.guarantee import shown, shown_bytes, statement
     from fedspa.runs.metrics import heading, label, shown_score
+    from fedspa.runs.rundir import ledger_of
 
     name = result.summary["score"]
     table = Table(title=f"{heading(name)} by round", box=None)
     why = "" if result.summary["private"] else f" ({not_private(result.summary['noise'])})"
     cost = f"ε so far{' per person' * (result.summary['unit'] == 'person')}{why}"
-    floors = ["its floor"] if result.summary["members"] else []
-    columns = ("round", *([] if name == "loss" else [label(name)]), "loss", cost, *floors, "uploaded")
+    worst = ["worst-case ε"] if result.summary["members"] else []
+    columns = ("round", *([] if name == "loss" else [label(name)]), "loss", cost, *worst, "uploaded")
     for column in columns:
         table.add_column(column, justify="right")
     for metrics in _thinned(result.metrics):
@@ -114,7 +132,7 @@ def show(result: RunResult, screen: Console) -> None:
             *([] if name == "loss" else [shown_score(name, metrics.score)]),
             f"{metrics.loss:.3f}",
             spent,
-            *[shown(metrics.epsilon_floor) for _ in floors],
+            *[shown(metrics.epsilon_worst_case) for _ in worst],
             shown_bytes(metrics.uplink_bytes),
         )
     show_table(table, screen)
@@ -136,6 +154,9 @@ def show(result: RunResult, screen: Console) -> None:
         f"{shown_bytes(summary['payload_bytes'])} per upload ({summary['coding']}, {_upload(summary)})",
         highlight=False,
     )
+    config = load(result.folder / "config.toml", own_code=False)
+    for key, value, why in chosen(config):
+        screen.print(f"Chosen      {key} = {value}: {why}", highlight=False, markup=False)
     workers = f", {summary['workers']} workers" * ((summary["workers"] or 1) > 1)
     screen.print(
         f"Time        {summary['seconds']:.1f} s, engine {summary['engine']} ({summary['engine_reason']}){workers}",
@@ -147,6 +168,9 @@ def show(result: RunResult, screen: Console) -> None:
     for warning in summary["warnings"]:
         screen.print(f"[red]Note[/red]        {warning}", highlight=False)
     screen.print(f"Files       {result.folder}", highlight=False, soft_wrap=True)
+    if config.private:
+        whose = "of this run alone" if config.run.ledger is None else "shared by all runs that name it or lie beside it"
+        screen.print(f"Ledger      {ledger_of(result.folder, config)} ({whose})", highlight=False, soft_wrap=True)
     screen.print(f"Report      {result.folder / 'report.html'}", highlight=False, soft_wrap=True)
 
 

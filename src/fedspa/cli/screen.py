@@ -1,19 +1,28 @@
-"""What several commands print: tables on a narrow screen, checklists, and options that they share."""
+"""What several commands print: tables on a narrow screen, checklists, options that they share; and how a command ends:
+an error or Ctrl-C becomes a line on standard error and an exit code."""
 
 from __future__ import annotations
 
+import errno
 import json
-from collections.abc import Sequence
+import os
+import signal
+import sys
+import tempfile
+import threading
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
 from typing import Annotated
 
+import click
 import typer
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from fedspa.checks import Check, failures
-from fedspa.errors import printable
+from fedspa.errors import Check, FedspaError, failures, place_of, printable
 
 WIDTH = 80  # every table fits it
 
@@ -49,3 +58,137 @@ def show_checks(name: str, checks: Sequence[Check], as_json: bool) -> None:
         screen.print(table)
     if failed:
         raise typer.Exit(1)
+
+
+def complete_key(start: str) -> list[str]:
+    """Return the keys of a config that begin so, each with its =, for a shell's completion."""
+    from fedspa.runs.config import flat, load
+
+    return [f"{key}=" for key in flat(load()) if key.startswith(start)]
+
+
+IN_FULL = "FEDSPA_TRACEBACK"  # set, a traceback stands before the line
+INTERRUPTED = 130  # as a shell reports a process that Ctrl-C ended; fedspa/__main__.py has it too, before any import
+BAD_INPUT, BUG = 2, 70  # 70 is sysexits' EX_SOFTWARE: no script may take a bug for "the answer is no"
+
+
+def handled(error: BaseException) -> int:
+    """Say on standard error, in one line, what ended the command; the exit code."""
+    if os.environ.get(IN_FULL):
+        traceback.print_exception(error)
+    line, code = _describe(error)
+    if line is not None:
+        say(line)
+    return code
+
+
+def say(line: str) -> None:
+    """One line on standard error, or nothing where that cannot be written either: the exit code still tells."""
+    try:
+        print(f"fedspa: {printable(line)}", file=sys.stderr, flush=True)
+    except OSError:
+        silence()
+
+
+def silence() -> None:
+    """Point the standard streams at nothing, so that the interpreter's own last flush does not fail once more."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except OSError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+
+
+def _describe(error: BaseException) -> tuple[str | None, int]:
+    match error:
+        case click.exceptions.NoArgsIsHelpError():
+            error.show()
+            return None, BAD_INPUT
+        case click.MissingParameter(ctx=click.Context() as found):
+            missing = [name for name in map(_missing, found.command.params) if name]
+            return f"missing: {', '.join(missing)} (see {found.command_path} --help)", BAD_INPUT
+        case click.ClickException():
+            context = getattr(error, "ctx", None)
+            hint = "" if context is None else f" (see {context.command_path} --help)"
+            return f"{error.format_message().rstrip('.')}{hint}", BAD_INPUT
+        case FedspaError():
+            own = error.__cause__ is not None and place_of(error.__cause__) is not None
+            return f"{error}{f'; {IN_FULL}=1 shows the traceback' * own}", BAD_INPUT
+        case click.Abort() | KeyboardInterrupt():
+            return None, INTERRUPTED
+        case BrokenPipeError():
+            return None, 1  # the reader of the output has closed it
+        case OSError(errno=errno.ENOSPC):
+            return f"no disk space left to write {error.filename or 'the output'}; free some", BAD_INPUT
+        case OSError():
+            where = "" if error.filename is None else f"{error.filename}: "
+            return f"{where}{error.strerror or error}; give a path that can be used", BAD_INPUT
+        case _ if _out_of_memory(error):
+            return (
+                "there is not enough memory; take a smaller model, a smaller algorithm.batch, fewer run.threads or "
+                "--jobs, or a larger machine",
+                BAD_INPUT,
+            )
+    return f"this is a bug in fedspa ({type(error).__name__}); {_kept(error)}, please report it", BUG
+
+
+def _missing(parameter: click.Parameter) -> str | None:
+    """Return the name of a required option that the command line lacks. Click itself stops at the first."""
+    given = any(word.partition("=")[0] in parameter.opts for word in sys.argv[1:])
+    if not parameter.required or (isinstance(parameter, click.Option) and given):
+        return None
+    return parameter.opts[0] if isinstance(parameter, click.Option) else parameter.human_readable_name
+
+
+def _out_of_memory(error: BaseException) -> bool:
+    """Python's own error, or torch's: of a GPU it has a type, of the CPU only its words tell."""
+    words = ("can't allocate memory", "not enough memory", "out of memory")
+    return isinstance(error, MemoryError) or (
+        isinstance(error, RuntimeError) and any(word in str(error) for word in words)
+    )
+
+
+def _kept(error: BaseException) -> str:
+    """Return where the traceback went: a file that only this user can read."""
+    trace = "".join(traceback.format_exception(error))
+    try:
+        number, path = tempfile.mkstemp(prefix="fedspa-bug-", suffix=".txt")
+        with open(number, "w", encoding="utf-8", errors="backslashreplace") as file:
+            file.write(trace)
+    except OSError:
+        return f"{trace}, which could not be kept in a file"
+    return f"its traceback is in {path}"
+
+
+@contextmanager
+def interruptible(on_first: Callable[[], None]) -> Iterator[Callable[[], bool]]:
+    """Within it, the yielded function tells whether Ctrl-C was pressed. The second press does not return.
+
+    Python's own handlers wait until the main thread is back from native code, which can take a whole round. The kernel
+    writes to the wakeup pipe at once, and a thread reads it.
+    """
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    asked = threading.Event()
+
+    def watch() -> None:
+        while number := os.read(reader, 1):
+            if number[0] != signal.SIGINT:
+                continue
+            if asked.is_set():
+                os._exit(INTERRUPTED)
+            asked.set()
+            on_first()
+
+    thread = threading.Thread(target=watch, daemon=True)
+    handler = signal.signal(signal.SIGINT, lambda number, frame: None)
+    pipe_before = signal.set_wakeup_fd(writer)
+    thread.start()
+    try:
+        yield asked.is_set
+    finally:
+        signal.set_wakeup_fd(pipe_before)
+        signal.signal(signal.SIGINT, handler)
+        os.close(writer)
+        thread.join()
+        os.close(reader)

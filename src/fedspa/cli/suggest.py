@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
+from fedspa.configs import complete
 from fedspa.errors import ConfigError, quoted
 
 # What the paper's CNNs are made for.
@@ -16,9 +17,15 @@ _SHAPES = {"mnist-cnn": "1,28,28", "cifar10-cnn": "3,32,32"}
 
 
 def suggest(
-    agents: Annotated[int, typer.Option(help="How many agents hold records.")],
-    records: Annotated[int, typer.Option(help="The fewest records that an agent holds.")],
-    epsilon: Annotated[float, typer.Option(help="ε for each record over the whole run.")],
+    config: Annotated[
+        str | None,
+        typer.Argument(
+            help="A config: agents, records, model and ε are read from it, and no record.", autocompletion=complete
+        ),
+    ] = None,
+    agents: Annotated[int | None, typer.Option(help="How many agents hold records.")] = None,
+    records: Annotated[int | None, typer.Option(help="The fewest records that an agent holds.")] = None,
+    epsilon: Annotated[float | None, typer.Option(help="ε for each record over the whole run.")] = None,
     model: Annotated[str, typer.Option(help="A model's name, as model.name takes it.")] = "logistic",
     shape: Annotated[
         str | None, typer.Option(metavar="N,…", help="The shape of a record, as in 1,28,28 or 30.")
@@ -35,12 +42,26 @@ def suggest(
 
     Example: fedspa suggest --agents 100 --records 600 --shape 784 --classes 10 --epsilon 1
 
-    From these numbers alone: no record is read and no budget is spent.
+    From these numbers alone, or from those of CONFIG; no budget is spent. A run takes the same settings where its
+    config leaves them out.
     """
-    from fedspa.tuning.suggest import suggest
+    from fedspa import configs
+    from fedspa.runs.config import load
+    from fedspa.tuning.suggest import suggest, suggest_for
 
-    dimension = parameters if parameters is not None else _parameters(model, shape, classes)
-    found = suggest(agents, records, dimension, epsilon, delta, per_round, rounds, compression)
+    if config is not None:
+        numbers = {"--agents": agents, "--records": records, "--parameters": parameters, "--shape": shape}
+        if given := [name for name, value in numbers.items() if value is not None]:
+            raise ConfigError(f"{', '.join(given)} and CONFIG: the config says it; give one or the other")
+        asked = [] if epsilon is None else [f"privacy.epsilon={epsilon}", "privacy.noise_multiplier=none"]
+        found = suggest_for(load(configs.find(config), asked))
+    elif agents is None or records is None or epsilon is None:
+        needed = {"--agents": agents, "--records": records, "--epsilon": epsilon}
+        missing = [name for name, value in needed.items() if value is None]
+        raise ConfigError(f"{', '.join(missing)} missing: give all of {', '.join(needed)}, or a config")
+    else:
+        dimension = parameters if parameters is not None else _parameters(model, shape, classes)
+        found = suggest(agents, records, dimension, epsilon, delta, per_round, rounds, compression)
     if as_json:
         print(json.dumps({**asdict(found), "run_bytes": found.run_bytes}, allow_nan=False))
         return
@@ -61,7 +82,9 @@ def suggest(
     screen.print(f"Noise       multiplier {found.noise_multiplier:.4g} in each local step")
     screen.print(f"            noise-to-signal ratio over the run {found.noise_to_signal:.2g} (best case)")
     screen.print(f"Uploads     {shown_bytes(found.upload_bytes)} each, {shown_bytes(found.run_bytes)} per agent in all")
-    screen.print("Data        none was touched; `fedspa tune` finds rate, clip and averaging within ε")
+    if found.smallest is not None:
+        screen.print(f"Smallest    {found.smallest}")
+    screen.print("Data        no budget was spent; `fedspa tune` finds rate, clip and averaging within ε")
     for warning in found.warnings:
         screen.print(f"[red]Note[/red]        {warning}")
 
@@ -72,7 +95,7 @@ def _parameters(model: str, shape: str | None, classes: int) -> int:
     shape = shape if shape is not None else _SHAPES.get(model)
     if shape is None:
         raise ConfigError(
-            f"--shape is missing: {model} has as many parameters as a record asks for; give it, as in --shape 30 or "
+            f"--shape is missing: the size of {model} depends on the records; give --shape, as in --shape 30 or "
             "--shape 1,28,28, or --parameters"
         )
     module: Any = models.build(model, sides_of(shape), classes, 0)

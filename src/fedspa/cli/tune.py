@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import json
-import sys
-import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fedspa.cli import interrupt
 from fedspa.cli import run as running
-from fedspa.errors import ConfigError, RunWarning, SeededNoiseWarning, printable
+from fedspa.errors import ConfigError, printable
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -51,7 +48,7 @@ def tune(
     overrides: running.Overrides = None,
     out: running.Out = None,
     resume: Annotated[
-        Path | None, typer.Option(metavar="FOLDER", help="Go on with the interrupted tuning run in this folder.")
+        Path | None, typer.Option(metavar="FOLDER", help="Resume the interrupted tuning run in this folder.")
     ] = None,
     as_json: running.AsJson = False,
 ) -> None:
@@ -60,21 +57,21 @@ def tune(
     Example: fedspa tune --set data.holdout=0.2 --epsilon 2 --share 0.2
 
     First come proxy runs on records that are not the agents', at no privacy cost; then trials in the run's own first
-    rounds, each in the ledger before it runs. Ctrl-C stops after the round; --resume goes on, also after any crash.
+    rounds, each in the ledger before it runs. Ctrl-C stops after the round; --resume continues, also after a crash.
     """
     from fedspa import configs
     from fedspa.runs.config import load
+    from fedspa.runs.rundir import check_is_run
 
     if resume is not None:
         other = (config, epsilon, public, space, study, out)
         elsewhere = all(word.partition("=")[0].strip() == "data.dir" for word in overrides or ())
         if any(given not in (None, []) for given in other) or share != SHARE or not elsewhere:
             raise ConfigError(
-                "--resume goes on with the run as it began: give it alone, or with --json, or with --set data.dir=DIR "
-                "where its files lie elsewhere now"
+                "--resume continues the run as it began: give it alone, or with --json, or with --set data.dir=DIR "
+                "if its data files have moved"
             )
-        if not (resume / "config.toml").is_file():
-            raise ConfigError(f"--resume {resume}: there is no run in that folder")
+        check_is_run(resume)
         settings = load(resume / "config.toml", overrides or ())
     else:
         given = [] if out is None else [f"run.out={json.dumps(str(out))}"]
@@ -85,7 +82,6 @@ def tune(
 
     from fedspa.runs.guarantee import shown
     from fedspa.runs.metrics import RoundMetrics, shown_score
-    from fedspa.runs.rundir import Stopping
     from fedspa.tuning.tune import ProxyRun, tune
 
     screen = Console(stderr=True)
@@ -95,7 +91,7 @@ def tune(
         nonlocal count
         count += 1
         if screen.is_terminal:
-            screen.print(f"proxy run {count:>3}  {_number(found.score)}  {_words(found.settings)}", highlight=False)
+            screen.print(f"proxy run {count:>3}  {_number(found.score)}  {_settings(found.settings)}", highlight=False)
 
     def advance(metrics: RoundMetrics) -> None:
         if screen.is_terminal:
@@ -105,30 +101,21 @@ def tune(
                 f"round {metrics.round + 1:>3} of {settings.federation.rounds}  {score}{spent}", highlight=False
             )
 
-    def stopping() -> None:
-        screen.print("Stopping after this round, or this round of a proxy run; Ctrl-C again stops at once.")
-
-    with interrupt.watched(stopping) as asked:
-        for told in (SeededNoiseWarning, RunWarning):  # on the screen, beside ε and below it
-            warnings.simplefilter("ignore", told)
-        try:
-            if resume is not None:
-                result = tune(settings, resume=resume, progress=False, on_round=advance, stop=asked)
-            else:
-                result = tune(
-                    settings,
-                    share=share,
-                    public=public,
-                    space=_space(space or ()),
-                    study=study,
-                    on_proxy=proxy,
-                    progress=False,
-                    on_round=advance,
-                    stop=asked,
-                )
-        except Stopping as stopped:
-            print(f"fedspa: {stopped}", file=sys.stderr)
-            raise typer.Exit(interrupt.EXIT_CODE) from None
+    with running.stoppable(screen, "after this round, or this round of a proxy run") as asked:
+        if resume is not None:
+            result = tune(settings, resume=resume, progress=False, on_round=advance, stop=asked)
+        else:
+            result = tune(
+                settings,
+                share=share,
+                public=public,
+                space=_space(space or ()),
+                study=study,
+                on_proxy=proxy,
+                progress=False,
+                on_round=advance,
+                stop=asked,
+            )
     if as_json:
         print(json.dumps(result.summary, allow_nan=False))
     else:
@@ -141,6 +128,7 @@ def show(result: RunResult, screen: Console) -> None:
 
     from fedspa.cli.screen import show as show_table
     from fedspa.runs.metrics import AGENTS_SCORE, heading, shown_score
+    from fedspa.tuning.tune import BEST
 
     running.show(result, screen)
     tuning, name = result.summary["tuning"], result.summary["score"]
@@ -151,7 +139,7 @@ def show(result: RunResult, screen: Console) -> None:
     for number, trial in enumerate(tuning["trials"]):
         score = shown_score(judged, trial["scores"][-1]) if trial["scores"] else "–"
         chosen = "chosen" if number == tuning["choice"] else ""
-        table.add_row(chosen, str(len(trial["rounds"])), score, _words(trial["settings"]))
+        table.add_row(chosen, str(len(trial["rounds"])), score, _settings(trial["settings"]))
     show_table(table, screen)
     if scoring := tuning["scoring"]["rounds"]:
         noise = max((each for each in tuning["scoring"]["deviation"] if each is not None), default=0.0)
@@ -163,6 +151,9 @@ def show(result: RunResult, screen: Console) -> None:
     if (earlier := proxy["study"]) is not None:
         found = f"settings found on {earlier['about']['data']}; the guarantee there: {earlier['guarantee']}"
         screen.print(f"Study       {printable(found)}", highlight=False, markup=False)
+    screen.print(
+        f"Settings    {result.folder / BEST} (`fedspa run` trains with them, without a search)", highlight=False
+    )
     if proxy["found"]:
         source = proxy["public"]
         where = "the server's validation set" if source == "holdout" else f"{printable(source)}, declared public"
@@ -198,5 +189,5 @@ def _number(score: float | None) -> str:
     return "diverged" if score is None else f"{score:.4f}"
 
 
-def _words(settings: Mapping[str, Any]) -> str:
+def _settings(settings: Mapping[str, Any]) -> str:
     return ", ".join(f"{key.partition('.')[2]} {value}" for key, value in settings.items()) or "the config's own"

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from fedspa.cli import interrupt
+from fedspa.cli.screen import INTERRUPTED
 from fedspa.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ class Snapshot:
 
 def watch(
     folder: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run.")],
-    every: Annotated[float, typer.Option(min=0.1, max=3600, help="Seconds between two looks.")] = 1.0,
+    every: Annotated[float, typer.Option(min=0.1, max=3600, help="Seconds between two updates.")] = 1.0,
 ) -> None:
     """Print a line per round until the run is over, and how it ended. Ctrl-C stops watching, not the run.
 
@@ -47,25 +47,39 @@ def watch(
     from fedspa.runs.guarantee import warnings
 
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    now = snapshot(folder)
+    now, printer = snapshot(folder), RoundPrinter()
     for line in warnings(now.config):
         print(f"Note: {line}")
-    printed = 0
     try:
         while True:
-            for metrics in now.metrics[printed:]:
-                print(format_round(now.config, metrics), flush=True)
-            printed = len(now.metrics)
+            printer.show(now)
             if now.state != "running":
                 break
             time.sleep(every)
             now = snapshot(folder)
     except KeyboardInterrupt:
-        raise typer.Exit(interrupt.EXIT_CODE) from None
+        raise typer.Exit(INTERRUPTED) from None
     for line in describe_end(folder, now):
         print(line)
     if now.state != "finished":
         raise typer.Exit(1)
+
+
+class RoundPrinter:
+    """Prints a line for each round that it has not printed yet."""
+
+    def __init__(self) -> None:
+        self._printed = 0
+
+    def __call__(self, folder: Path) -> None:
+        """Print the new rounds of a run that may not have begun."""
+        if (folder / "metrics.jsonl").exists():
+            self.show(snapshot(folder))
+
+    def show(self, now: Snapshot) -> None:
+        for metrics in now.metrics[self._printed :]:
+            print(format_round(now.config, metrics), flush=True)
+        self._printed = len(now.metrics)
 
 
 def format_round(config: Config, metrics: RoundMetrics) -> str:
@@ -79,7 +93,7 @@ def format_round(config: Config, metrics: RoundMetrics) -> str:
 
 
 def describe_end(folder: Path, now: Snapshot) -> tuple[str, str]:
-    """How the run ended, and what to do next."""
+    """Return how the run ended, and what to do next."""
     from fedspa.runs.rundir import resume_command
 
     rounds = f"after round {len(now.metrics)} of {now.config.federation.rounds}"
@@ -94,15 +108,15 @@ def describe_end(folder: Path, now: Snapshot) -> tuple[str, str]:
 
 
 def terms(config: Config, metrics: RoundMetrics) -> str:
-    """What the ε of a round is relative to."""
+    """Return what the ε of a round is relative to."""
     from fedspa.mechanisms.base import relation
-    from fedspa.privacy.cap import AGAINST_ALL, shown
+    from fedspa.privacy.budget import AGAINST_ALL, shown
+    from fedspa.runs.config import algorithm_of, cohort_of
     from fedspa.runs.guarantee import observer
-    from fedspa.runs.plans import algorithm_of, cohort_of, flat
 
     privacy = config.privacy
     mechanism = algorithm_of(config).mechanism
-    accountant = "pld" if mechanism is None else mechanism.accountant(flat(config))
+    accountant = "pld" if mechanism is None else mechanism.accountant
     caveat = "" if metrics.private else "NOT PRIVATE, "
     if privacy.noise == "seeded":
         caveat = "NOT PRIVATE: SEEDED NOISE, "
@@ -113,30 +127,27 @@ def terms(config: Config, metrics: RoundMetrics) -> str:
     if cohort is None:
         return of
     whom = observer({"members": cohort.members, "colluders": cohort.colluders})
-    return f"{of}, against {whom}; floor {shown(metrics.epsilon_floor)} {AGAINST_ALL}"
+    return f"{of}, against {whom}; worst case {shown(metrics.epsilon_worst_case)} {AGAINST_ALL}"
 
 
 def snapshot(folder: Path) -> Snapshot:
-    """The run in `folder`, now; a ConfigError where there is none."""
-    from fedspa.report.record import read_metrics
+    """Return the run in `folder`, now; a ConfigError where there is none."""
     from fedspa.runs import rundir
     from fedspa.runs.config import load
+    from fedspa.runs.rundir import read_metrics
 
-    path, log = folder / "config.toml", folder / "metrics.jsonl"
-    if not path.is_file():
-        raise ConfigError(f"{folder} holds no run (there is no config.toml in it); give the folder of one")
     rundir.check_is_run(folder)
     done = (folder / "summary.json").exists()  # before the metrics: once it is there, they are whole
-    metrics = read_metrics(log)
+    metrics = read_metrics(folder / "metrics.jsonl")
     state: State = "finished"
     why = ""
     if not done:
         state, why = _now(folder)
-    return Snapshot(load(path, own_code=False), metrics, state, why)
+    return Snapshot(load(folder / "config.toml", own_code=False), metrics, state, why)
 
 
 def _now(folder: Path) -> tuple[State, str]:
-    """Of a run that is not finished. Where nobody can tell whether it is on, it is taken to be, until it says else."""
+    """Return the state of a run that is not finished. If its lock cannot be seen, it is taken to be running."""
     locked = _locked(folder)
     if locked:
         return "running", ""

@@ -1,7 +1,7 @@
-"""What each column of a table means: the schema of a CSV or Parquet file, `[data.table]` in a config.
+"""The schema of a CSV or Parquet file: what each column means, `[data.table]` in a config.
 
-Scaling and encoding use the constants that stand in the schema and nothing else. A mean, a range or a list of
-categories that was read off the records would be a release of them, and would need a budget of its own.
+Scaling and encoding use the constants of the schema and nothing else. A mean, a range or a list of categories computed
+from the records would be a release of them, and would need a budget of its own.
 """
 
 from __future__ import annotations
@@ -10,9 +10,11 @@ import math
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
+from contextlib import suppress
+from datetime import date, datetime
 from decimal import Decimal
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,6 +28,7 @@ _MOST_FEATURES = 100_000
 _NARROWEST, _NARROWEST_SHARE = 1e-30, 1e-9  # of a range, and next to its bounds: float64 must tell its values apart
 _RULES = ("refuse", "indicator")
 _SUFFIXES = (".csv", ".parquet", ".pq")
+TABLES = "|"  # between the names of several tables, in the one text that `data.name` is
 _AROUND = frozenset({"table", "person"})  # the keys of a schema in [data]
 _RULE = "it must be 'refuse', 'indicator'"
 
@@ -47,7 +50,7 @@ class Ignore(_Section):
 
 
 class _Used(_Section, ABC):
-    """What the kinds that are read have in common. Inside, a cell is one float: NaN is a missing one's indicator."""
+    """The common part of the kinds that are read. A cell is one float internally: NaN marks a missing one."""
 
     missing: str | float | bool = Field(
         "refuse",
@@ -72,30 +75,30 @@ class _Used(_Section, ABC):
         return self
 
     @property
-    def stand_in(self) -> float | None:
-        """What a missing value becomes; None where it is refused."""
+    def missing_value(self) -> float | None:
+        """Return the value of a missing cell; None where it is an error."""
         if self.missing == "refuse":
             return None
         return math.nan if self.missing == "indicator" else self.constant()
 
     @abstractmethod
     def constant(self) -> float:
-        """`missing`, where it is a value of the column; a ValueError where it is none."""
+        """Return `missing` as a value of the column; raise a ValueError where it is none."""
 
     @abstractmethod
     def reader(self) -> Reader:
-        """From a cell to a float; None where it is missing; Odd where it is not what the kind says."""
+        """Return a function from a cell to a float, None for a missing cell; another kind raises InvalidCell."""
 
     def width(self) -> int:
-        """How many features it becomes."""
+        """Return the number of features."""
         return len(self.features("")) if not self.target else 0
 
     def features(self, column: str) -> list[str]:
-        """Their names."""
+        """Return the names of the features."""
         return [*self._own(column), *([f"{column} is missing"] if self.missing == "indicator" else [])]
 
     def encoded(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
-        """The features of many records, (records, width)."""
+        """Return the features of many records, (records, width)."""
         lacking = np.isnan(values)
         own = np.where(lacking[:, None], 0.0, self._coded(values))
         return np.column_stack([own, lacking]) if self.missing == "indicator" else own
@@ -108,11 +111,19 @@ class _Used(_Section, ABC):
 
 
 class Number(_Used):
-    """A number. It is clipped to its public range, which is then mapped onto [-1, 1]."""
+    """A number. It is clipped to its public range, which is then mapped onto [-1, 1], or standardised."""
 
     kind: Literal["number"]
     range: Annotated[list[Bound], Field(min_length=2, max_length=2)] = Field(
         description="Smallest and largest value, as public knowledge has them."
+    )
+    mean: Bound | None = Field(
+        None,
+        description="What 0 stands for, in place of the middle of the range: a mean that is public, or that `fedspa "
+        "stats` released. With `deviation`.",
+    )
+    deviation: Annotated[float, Field(ge=1e-30, le=1e30)] | None = Field(
+        None, description="The difference that 1 stands for, in place of half the range: a standard deviation."
     )
 
     @field_validator("range")
@@ -122,14 +133,28 @@ class Number(_Used):
             raise ValueError(f"the first must be below the second, by {_NARROWEST_SHARE:g} of the larger at least")
         return bounds
 
+    @model_validator(mode="after")
+    def _standardised(self) -> Number:
+        if (self.mean is None) != (self.deviation is None):
+            raise ValueError("mean and deviation stand together: give both, or neither")
+        if self.mean is not None and not self.range[0] <= self.mean <= self.range[1]:
+            raise ValueError(f"mean is {self.mean:g}; it must lie in the range [{self.range[0]:g}, {self.range[1]:g}]")
+        if self.deviation is not None and not self.deviation >= _NARROWEST_SHARE * self._half:
+            raise ValueError(f"deviation is {self.deviation:g}; it must be {_NARROWEST_SHARE:g} of the range at least")
+        return self
+
     @property
     def offset(self) -> float:
-        """What 0 stands for, in the column's unit."""
-        return self.range[0] + self.scale
+        """Return the value that 0 stands for, in the column's unit."""
+        return self.range[0] + self._half if self.mean is None else self.mean
 
     @property
     def scale(self) -> float:
-        """How many of the column's units 1 stands for."""
+        """Return the difference that 1 stands for, in the column's unit."""
+        return self._half if self.deviation is None else self.deviation
+
+    @property
+    def _half(self) -> float:
         return (self.range[1] - self.range[0]) / 2
 
     def constant(self) -> float:
@@ -143,7 +168,9 @@ class Number(_Used):
 
     def _coded(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
         with np.errstate(over="ignore"):  # ±∞ is clipped as everything outside the range is
-            return np.clip((values - self.offset) / self.scale, -1, 1)[:, None]
+            scaled = (values - self.offset) / self.scale
+        low, high = (-1.0, 1.0) if self.mean is None else ((end - self.offset) / self.scale for end in self.range)
+        return np.clip(scaled, low, high)[:, None]
 
 
 class Category(_Used):
@@ -185,7 +212,7 @@ class Category(_Used):
                 if text.lower() in MISSING:
                     return None
                 if not self.other:
-                    raise Odd("is no category of it", f"the schema lists {quoted(self.categories, 100)}")
+                    raise InvalidCell("is no category of it", f"the schema lists {quoted(self.categories, 100)}")
                 place = float(len(places))
             return place
 
@@ -213,12 +240,114 @@ class Flag(_Used):
         return flag
 
 
-Column = Annotated[Number | Category | Flag | Ignore, Field(discriminator="kind")]
+DatePart = Literal["days", "month", "weekday"]
+
+
+class Date(_Used):
+    """A day. It is clipped to its public range, whose days are mapped onto [-1, 1]; months and weekdays are words."""
+
+    kind: Literal["date"]
+    range: Annotated[list[str], Field(min_length=2, max_length=2)] = Field(
+        description='First and last day, as public knowledge has them: `["2015-01-01", "2024-12-31"]`.'
+    )
+    parts: Annotated[list[DatePart], Field(min_length=1, max_length=3)] = Field(
+        ["days"],
+        description="What becomes features: the days since the first of the range, the month (12 words), the weekday "
+        "(7 words).",
+    )
+
+    @field_validator("range", mode="before")
+    @classmethod
+    def _a_range(cls, given: object) -> object:
+        days = [str(each) if isinstance(each, date) else each for each in given] if isinstance(given, list) else given
+        if isinstance(days, list) and len(days) == 2:
+            try:
+                first, last = map(date.fromisoformat, filter(_DAY.fullmatch, days))
+            except (TypeError, ValueError):
+                raise ValueError('write two days, as in ["2015-01-01", "2024-12-31"]') from None
+            if not first < last:
+                raise ValueError("the first day must be before the second")
+        return days
+
+    @model_validator(mode="after")
+    def _an_input(self) -> Date:
+        if self.target:
+            raise ValueError("a date is no target: leave `target` out")
+        return self
+
+    @field_validator("parts")
+    @classmethod
+    def _in_order(cls, parts: list[DatePart]) -> list[DatePart]:
+        """Return the parts as features are ordered: statistics find the days first."""
+        if len(set(parts)) < len(parts):
+            raise ValueError("each must be named once")
+        return [part for part in get_args(DatePart) if part in parts]
+
+    @property
+    def in_days(self) -> Number:
+        """Return the column as the number of days since the first of the range."""
+        return Number(kind="number", range=[0.0, self._last - self._first])
+
+    @property
+    def _first(self) -> float:
+        return float(date.fromisoformat(self.range[0]).toordinal())
+
+    @property
+    def _last(self) -> float:
+        return float(date.fromisoformat(self.range[1]).toordinal())
+
+    def clipped(self, values: NDArray[np.float64]) -> int:
+        return int(((values < self._first) | (values > self._last)).sum())
+
+    def constant(self) -> float:
+        try:
+            value = day(self.missing) if isinstance(self.missing, str) else None
+        except InvalidCell:
+            value = None
+        if value is None or not self._first <= value <= self._last:
+            raise ValueError(f"missing is {quoted(self.missing)}; {_RULE} or a day from {' to '.join(self.range)}")
+        return value
+
+    def reader(self) -> Reader:
+        return day
+
+    def _own(self, column: str) -> list[str]:
+        return [f"{column} {name}" for part in self.parts for name in _PART_NAMES[part]]
+
+    def _coded(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
+        days = np.nan_to_num(values, nan=self._first)
+        whole = days.astype(np.int64)
+        months = (whole - _EPOCH).astype("datetime64[D]").astype("datetime64[M]").astype(np.int64) % 12
+        coded = {
+            "days": self.in_days._coded(days - self._first),
+            "month": (months[:, None] == np.arange(12)).astype(np.float64),
+            "weekday": ((whole - 1)[:, None] % 7 == np.arange(7)).astype(np.float64),
+        }
+        return np.concatenate([coded[part] for part in self.parts], axis=1)
+
+
+_EPOCH = date(1970, 1, 1).toordinal()
+_PART_NAMES = {
+    "days": ["in days"],
+    "month": [f"in month {month}" for month in range(1, 13)],
+    "weekday": [
+        f"on {name}" for name in ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday")
+    ],
+}
+
+Used = Number | Category | Flag | Date
+Column = Annotated[Used | Ignore, Field(discriminator="kind")]
 Columns = Annotated[dict[ColumnName, Column], Field(min_length=1, max_length=10_000)]
-KINDS: dict[str, type[BaseModel]] = {"number": Number, "category": Category, "flag": Flag, "ignore": Ignore}
+KINDS: dict[str, type[BaseModel]] = {
+    "number": Number,
+    "category": Category,
+    "flag": Flag,
+    "date": Date,
+    "ignore": Ignore,
+}
 
 
-class Table(_Section):
+class TableSection(_Section):
     """[data.table] of a config or a schema file: the columns of a table, and which of them sort its records."""
 
     columns: Columns = Field(
@@ -234,7 +363,7 @@ class Table(_Section):
     test: Word = Field("test", description="What stands in `split` for testing; every other word is for training.")
 
 
-class Schema(Table):
+class Schema(TableSection):
     """A table with its column of persons, which `data.person` names."""
 
     person: ColumnName | None = Field(None, description="The column that names the person a record belongs to.")
@@ -262,30 +391,36 @@ class Schema(Table):
         return self
 
     @property
-    def inputs(self) -> dict[str, Number | Category | Flag]:
-        """The columns that become features."""
+    def inputs(self) -> dict[str, Used]:
+        """Return the columns that become features."""
         return {name: c for name, c in self.columns.items() if not isinstance(c, Ignore) and not c.target}
 
     @property
     def targets(self) -> dict[str, Number | Category | Flag]:
-        """The columns that are learned."""
-        return {name: c for name, c in self.columns.items() if not isinstance(c, Ignore) and c.target}
+        """Return the columns that are learned."""
+        return {name: c for name, c in self.columns.items() if not isinstance(c, Ignore | Date) and c.target}
+
+    @property
+    def counted(self) -> dict[str, Number | Category | Flag]:
+        """Return the columns that statistics are of: a date as its number of days, where that is a feature."""
+        days = {name: c.in_days if isinstance(c, Date) else c for name, c in self.inputs.items() if _has_days(c)}
+        return {**days, **self.targets}
 
     @property
     def task(self) -> Literal["classification", "multi-label", "regression"]:
-        """What the targets ask for."""
+        """Return the kind of task that the targets need."""
         several, first = len(self.targets) > 1, next(iter(self.targets.values()))
         return "regression" if isinstance(first, Number) else "multi-label" if several else "classification"
 
     @property
     def classes(self) -> int | None:
-        """How many, in a classification."""
+        """Return the number of classes of a classification."""
         first = next(iter(self.targets.values()))
         return None if self.task != "classification" else first.places if isinstance(first, Category) else 2
 
     @property
     def class_names(self) -> tuple[str, ...] | None:
-        """What the classes of a classification are called, in the order of their numbers."""
+        """Return the names of the classes of a classification, in the order of their numbers."""
         first = next(iter(self.targets.values()))
         if self.task != "classification":
             return None
@@ -293,12 +428,12 @@ class Schema(Table):
 
     @property
     def features(self) -> tuple[str, ...]:
-        """Their names, in order."""
+        """Return the names of the features, in order."""
         return tuple(feature for name, column in self.inputs.items() for feature in column.features(name))
 
     def decoded(self, answers: NDArray[Any]) -> NDArray[Any]:
-        """A model's answers in the targets' own words and units, the counterpart of what encodes them: words (None for
-        one that is not listed), truth values, or numbers."""
+        """Decode a model's predictions into the targets' own words and units: words (None for one that is not listed),
+        truth values, or numbers."""
         columns = list(self.targets.values())
         numbers = [column for column in columns if isinstance(column, Number)]
         found: NDArray[Any] = answers == 1
@@ -310,9 +445,18 @@ class Schema(Table):
         return found
 
 
+def _has_days(column: Used) -> bool:
+    return not isinstance(column, Date) or "days" in column.parts
+
+
 def is_table(name: str) -> bool:
-    """Whether `name` is a path of a table rather than the name of something else."""
+    """Return whether `name` is the path of a table."""
     return name.lower().endswith(_SUFFIXES) and not name.startswith(plugin.GIVEN)
+
+
+def is_pattern(name: str) -> bool:
+    """Return whether `name` is a pattern or a list of tables, one per agent."""
+    return is_table(name) and any(mark in name for mark in ("*", "?", TABLES))
 
 
 def load_schema(path: Path, beside: frozenset[str] = frozenset()) -> Schema:
@@ -331,11 +475,11 @@ def load_schema(path: Path, beside: frozenset[str] = frozenset()) -> Schema:
 
 
 def checked(values: Mapping[str, Any]) -> Schema:
-    """The Schema of these keys; whatever is wrong with them is a ConfigError of one line."""
+    """Return the Schema of these keys; every fault is a ConfigError of one line."""
     try:
         return Schema.model_validate(dict(values))
     except ValidationError as error:
-        said = (told(item["type"], item["loc"], item["msg"], item.get("input")) for item in error.errors())
+        said = (describe_error(item["type"], item["loc"], item["msg"], item.get("input")) for item in error.errors())
         raise ConfigError("; ".join(said)) from None
 
 
@@ -344,8 +488,15 @@ def _full(key: str) -> str:
     return "data.person" if key == "person" else f"data.table.{key}" if key else "data.table"
 
 
-def told(kind: str, location: tuple[int | str, ...], message: str, given: Any) -> str:
-    """What pydantic found wrong at a place of a schema, in one line."""
+_TO_FILL_IN = {
+    ("Number", "range"): ": give the smallest and largest value that can occur, as in range = [0, 120]",
+    ("Date", "range"): ': give the first and last day that can occur, as in range = ["2015-01-01", "2024-12-31"]',
+    ("Category", "categories"): ': list the words that can occur, as in categories = ["f", "m"]',
+}
+
+
+def describe_error(kind: str, location: tuple[int | str, ...], message: str, given: Any) -> str:
+    """Describe one of pydantic's errors in a schema, in one line."""
     owner: type[BaseModel] = Schema
     if location[:1] == ("columns",) and len(location) > 2 and location[2] in KINDS:
         owner = KINDS[str(location[2])]  # pydantic says which kind a column was taken for
@@ -356,8 +507,10 @@ def told(kind: str, location: tuple[int | str, ...], message: str, given: Any) -
     if kind in ("union_tag_invalid", "union_tag_not_found"):
         found = given.get("kind") if isinstance(given, Mapping) else given
         return f"{key}.kind is {quoted(found)}; it must be one of {', '.join(map(repr, KINDS))}"
-    if kind == "missing":
-        return f"{key} is missing"
+    if (kind == "too_short" and not given) or kind == "missing":
+        column, _, name = key.rpartition(".")
+        state = f"[{column}] {name} = [] is not filled in" if kind == "too_short" else f"{key} is missing"
+        return f"{state}{_TO_FILL_IN.get((owner.__name__, name), '')}"
     if kind == "value_error":
         message = message.removeprefix("Value error, ")
         return f"{key}: {message}" if location else message
@@ -372,12 +525,13 @@ _NO_IDS = frozenset({"", "na", "nan", "null", "none", "nat", "inf"})
 _NO_NUMBERS = frozenset(map(str, (-1, -(2**31), -(2**63), 2**63)))
 _FLAGS = dict.fromkeys(("true", "yes", "y", "t", "1"), 1.0) | dict.fromkeys(("false", "no", "n", "f", "0"), 0.0)
 _NUMBER = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)(e[+-]?\d+)?", flags=re.I | re.A)
+_DAY = re.compile(r"\d{4}-\d\d-\d\d", flags=re.A)
 _NUMPYS = (np.bool_, np.integer, np.floating)  # not numpy's dates, which would become numbers
 
 Reader = Callable[[object], float | None]
 
 
-class Odd(Exception):
+class InvalidCell(Exception):
     """A cell is not what its column needs. `reason` is a clause about the cell, `advice` says what is allowed."""
 
     def __init__(self, reason: str, advice: str) -> None:
@@ -386,7 +540,7 @@ class Odd(Exception):
 
 
 def word(cell: object) -> str | None:
-    """A cell as text, a whole number as its digits; None where there is nothing. Missing words are texts."""
+    """Return a cell as text, a whole number as its digits; None for an empty cell. Words for missing values stay."""
     if isinstance(cell, _NUMPYS):
         cell = cell.item()
     if isinstance(cell, str):
@@ -397,12 +551,12 @@ def word(cell: object) -> str | None:
         return str(int(cell)) if cell.is_integer() and abs(cell) < 2**53 else str(cell)
     if isinstance(cell, int) and abs(cell) < 10**100:  # a flag among them: True
         return str(cell)
-    raise Odd("is no text", "texts and whole numbers are words")
+    raise InvalidCell("is no text", "texts and whole numbers are words")
 
 
 def identifier(cell: object) -> str | None:
-    """The id of a person or an agent as text; None where there is none. Records that share what stands for a missing
-    id would pass for those of one person."""
+    """Return the id of a person or an agent as text; None where it is missing. Records that share a word for a missing
+    id would otherwise be taken for those of one person."""
     text = word(cell)
     if text is None or text in _NO_NUMBERS or "".join(filter(str.isalnum, text[:40])).lower() in _NO_IDS:
         return None
@@ -410,7 +564,7 @@ def identifier(cell: object) -> str | None:
 
 
 def number(cell: object) -> float | None:
-    """A finite number."""
+    """Return a finite number."""
     if isinstance(cell, _NUMPYS):
         cell = cell.item()
     if isinstance(cell, str):
@@ -425,22 +579,38 @@ def number(cell: object) -> float | None:
     else:
         value = None
     if value is None or not math.isfinite(value):
-        raise Odd("is no finite number", "write it as in 12, -0.5 or 1e-3")
+        raise InvalidCell("is no finite number", "write it as in 12, -0.5 or 1e-3")
     return value
 
 
 def flag(cell: object) -> float | None:
-    """1 or 0, for true or false."""
+    """Return 1 for true or 0 for false."""
     text = word(cell)
     if text is None or text.lower() in MISSING:
         return None
     if (value := _FLAGS.get(text.lower())) is None:
-        raise Odd("is no word for true or false", "write true or false, yes or no, 1 or 0")
+        raise InvalidCell("is no word for true or false", "write true or false, yes or no, 1 or 0")
     return value
 
 
+def day(cell: object) -> float | None:
+    """Return a date's number of days; the time of day is left out."""
+    if isinstance(cell, str):
+        text = cell.strip()
+        if text.lower() in MISSING:
+            return None
+        if _DAY.match(text):
+            with suppress(ValueError):
+                return float((date if len(text) == 10 else datetime).fromisoformat(text).toordinal())
+    elif _nothing(cell):
+        return None
+    elif isinstance(cell, date):
+        return float(cell.toordinal())
+    raise InvalidCell("is no date", "write it as in 2024-03-31")
+
+
 def _nothing(cell: object) -> bool:
-    """None, NaN, and what pandas and numpy's masked arrays have for them."""
+    """Return whether a cell is None, NaN, or the missing value of pandas or of a masked array."""
     return (
         cell is None
         or (isinstance(cell, float) and cell != cell)

@@ -1,12 +1,14 @@
-"""Data by name: scikit-learn's digits, MNIST, CIFAR-10, a table, an ``.npz``, or the user's
+"""Datasets by name: scikit-learn's digits, MNIST, Fashion-MNIST, CIFAR-10, a table, an ``.npz``, or the user's
 ``package.module:function``.
 
-MNIST and CIFAR-10 are normalised by the constants that the field has used for years. They are public, so using them
-spends no privacy budget; a mean computed from the agents' own records would.
+MNIST, Fashion-MNIST and CIFAR-10 are normalised by the constants that the field has used for years. They are public,
+so using them spends no privacy budget; a mean computed from the agents' own records would.
 """
 
 import functools
+from collections import Counter
 from collections.abc import Mapping, Sequence
+from glob import glob
 from pathlib import Path
 from typing import Literal
 
@@ -16,14 +18,26 @@ from numpy.typing import NDArray
 
 from fedspa.data import files as readers
 from fedspa.data import plugin
-from fedspa.data.columns import Schema
+from fedspa.data.adapters import from_agents, from_arrays, from_table
+from fedspa.data.columns import TABLES, Schema, is_pattern
 from fedspa.data.dataset import Dataset
-from fedspa.data.given import from_arrays, from_table
-from fedspa.errors import DataError
+from fedspa.errors import DataError, did_you_mean
 
-NAMES = ("digits", "mnist", "cifar10")
+NAMES = ("digits", "mnist", "fashion-mnist", "cifar10")
 
-_MNIST_MEAN, _MNIST_STD = [0.1307], [0.3081]
+# Name → mean and standard deviation of the pixels, the folder that torchvision keeps the files in, where to get them.
+_MNIST = {
+    "mnist": (
+        ([0.1307], [0.3081]),
+        "MNIST/raw",
+        "https://ossci-datasets.s3.amazonaws.com/mnist/ (PyTorch's copy of yann.lecun.com/exdb/mnist)",
+    ),
+    "fashion-mnist": (
+        ([0.2860], [0.3530]),
+        "FashionMNIST/raw",
+        "https://github.com/zalandoresearch/fashion-mnist ('Get the Data': four .gz files)",
+    ),
+}
 _CIFAR10_MEAN, _CIFAR10_STD = [0.4914, 0.4822, 0.4465], [0.2470, 0.2435, 0.2616]
 
 _MNIST_FILES = (
@@ -32,7 +46,6 @@ _MNIST_FILES = (
     "t10k-images-idx3-ubyte",
     "t10k-labels-idx1-ubyte",
 )
-_MNIST_SOURCE = "https://ossci-datasets.s3.amazonaws.com/mnist/ (PyTorch's copy of yann.lecun.com/exdb/mnist)"
 _CIFAR10_FILES = (*(f"data_batch_{i}" for i in range(1, 6)), "test_batch")
 _CIFAR10_SOURCE = "https://www.cs.toronto.edu/~kriz/cifar.html ('CIFAR-10 python version')"
 
@@ -44,13 +57,16 @@ def load(
     schema: Schema | None = None,
     code: str | None = None,
 ) -> Dataset:
-    """The data called ``name``; the files of mnist, cifar10, an .npz or a table are looked for in ``directory``
-    (data.dir).
+    """Load the data called ``name``; the files of mnist, fashion-mnist, cifar10, an .npz or a table are looked for in
+    ``directory`` (data.dir).
 
-    ``schema`` is a table's. ``person`` names what says whose a training record is (data.person), where other data has
-    it beside the records. ``code`` is the folder of the user's own functions (run.code).
+    ``schema`` describes a table; with ``*`` in its name there is one per agent, who has the name of its file.
+    ``person`` names the array of an .npz with the person IDs (data.person). ``code`` is the folder of the user's own
+    functions (run.code).
     """
     if schema is not None:
+        if is_pattern(name):
+            return from_agents({file: from_table(path, schema) for file, path in _sites(name, directory)}, name=name)
         return from_table(_placed(name, directory), schema, name=name)
     if name.endswith(".npz") and not name.startswith(plugin.GIVEN):
         return _npz(name, directory, person)
@@ -59,28 +75,29 @@ def load(
     match name:
         case "digits":
             return _digits()
-        case "mnist":
-            return _mnist(directory)
+        case "mnist" | "fashion-mnist":
+            return _mnist(name, directory)
         case "cifar10":
             return _cifar10(directory)
     raise DataError(
-        f"data.name = {name!r} is unknown: choose {', '.join(NAMES)}, a path that ends in .npz, one that ends in "
-        ".csv or .parquet with [data.table], or 'package.module:function'"
+        f"data.name = {name!r} is unknown{did_you_mean(name, NAMES)}: choose {', '.join(NAMES)}, a path that ends in "
+        ".npz, one that ends in .csv or .parquet with [data.table], or 'package.module:function'"
     )
 
 
-def files(name: Literal["mnist", "cifar10"], directory: Path | None) -> list[Path]:
-    """Where the files of ``name`` lie in ``directory``; a DataError names those that are missing."""
-    if name == "mnist":
-        folders = _folders(name, directory, ("", "mnist", "MNIST/raw"))
-        return _find(name, {file: (file, f"{file}.gz") for file in _MNIST_FILES}, folders, _MNIST_SOURCE)
+def files(name: Literal["mnist", "fashion-mnist", "cifar10"], directory: Path | None) -> list[Path]:
+    """Return the paths of the files of ``name`` in ``directory``; a DataError names those that are missing."""
+    if name in _MNIST:
+        _, below, source = _MNIST[name]
+        folders = _folders(name, directory, ("", name, below))
+        return _find(name, {file: (file, f"{file}.gz") for file in _MNIST_FILES}, folders, source)
     folders = _folders(name, directory, ("cifar-10-batches-py", ""))
     return _find(name, {file: (file,) for file in _CIFAR10_FILES}, folders, _CIFAR10_SOURCE)
 
 
 @functools.cache
 def _digits_as_shipped() -> tuple[NDArray[np.float64], NDArray[np.int64]]:
-    """Read once: it is text, and takes as long as a round."""
+    """Read the images and labels, once: it takes as long as a round."""
     from sklearn.datasets import load_digits  # heavy, and wanted by this one name only
 
     bunch = load_digits()
@@ -98,12 +115,12 @@ def _digits() -> Dataset:
     return Dataset(x[~held_out], y[~held_out], x[held_out], y[held_out], classes=10, name="digits")
 
 
-def _mnist(directory: Path | None) -> Dataset:
-    paths = files("mnist", directory)
+def _mnist(name: Literal["mnist", "fashion-mnist"], directory: Path | None) -> Dataset:
+    scale, paths = _MNIST[name][0], files(name, directory)
     arrays = [readers.read_idx(path, (28, 28) if "images" in path.name else ()) for path in paths]
-    train_x, test_x = (_normalised(x[:, None], _MNIST_MEAN, _MNIST_STD) for x in (arrays[0], arrays[2]))
+    train_x, test_x = (_normalised(x[:, None], *scale) for x in (arrays[0], arrays[2]))
     train_y, test_y = (torch.from_numpy(y.astype(np.int64)) for y in (arrays[1], arrays[3]))
-    return Dataset(train_x, train_y, test_x, test_y, classes=10, name="mnist")
+    return Dataset(train_x, train_y, test_x, test_y, classes=10, name=name)
 
 
 def _cifar10(directory: Path | None) -> Dataset:
@@ -128,7 +145,7 @@ def _folders(name: str, directory: Path | None, below: Sequence[str]) -> list[Pa
 
 
 def _find(name: str, forms: Mapping[str, tuple[str, ...]], folders: list[Path], source: str) -> list[Path]:
-    """A path for each file, from the folder that has the most of them; of its possible forms the first is preferred."""
+    """Return a path per file, in the folder that has the most of them; the first of several forms is preferred."""
     found = [
         {file: path for file, some in forms.items() for form in some[::-1] if (path := folder / form).is_file()}
         for folder in folders
@@ -143,12 +160,35 @@ def _find(name: str, forms: Mapping[str, tuple[str, ...]], folders: list[Path], 
 
 
 def _placed(name: str, directory: Path | None) -> Path:
-    """Where the file lies: in the folder, if it is there."""
+    """Return the path of a file: in the folder if it is there, else as it is."""
     path = Path(name).expanduser()
     try:
         return directory / path if directory is not None and (directory / path).is_file() else path
     except (OSError, ValueError):  # a name that no file can have
         return path
+
+
+def _sites(name: str, directory: Path | None) -> list[tuple[str, Path]]:
+    """Return name and path of each file of a list, or that matches a pattern, in the order of their names."""
+    paths = [path for each in name.split(TABLES) for path in _matching(each, directory)]
+    twice = [stem for stem, times in Counter(path.stem for path in paths).items() if times > 1]
+    if twice:
+        raise DataError(
+            f"data.name = {name!r} matches two files named {twice[0]!r}: an agent has the name of its file, so "
+            "each needs another one"
+        )
+    return [(path.stem, path) for path in paths]
+
+
+def _matching(name: str, directory: Path | None) -> list[Path]:
+    if not any(mark in name for mark in "*?"):
+        return [_placed(name, directory)]
+    folders = [Path() if Path(name).is_absolute() else folder for folder in (directory, Path()) if folder is not None]
+    for folder in folders:
+        if paths := sorted(map(Path, glob(str(folder / name)))):
+            return paths
+    where = " or ".join(f"'{folder}'" for folder in folders)
+    raise DataError(f"data.name = {name!r}: no file in {where} matches it (see data.dir)")
 
 
 def _npz(name: str, directory: Path | None, person: str | None) -> Dataset:
@@ -159,12 +199,7 @@ def _npz(name: str, directory: Path | None, person: str | None) -> Dataset:
 
 def _users(name: str, code: str | None) -> Dataset:
     function = plugin.resolve(name, key="data.name", error=DataError, code=code)
-    try:
-        made = function()
-    except DataError:
-        raise
-    except (Exception, SystemExit) as cause:  # the user's code may raise anything
-        raise DataError(f"data.name = {name!r} failed in its own code ({plugin.one_line(cause)})") from cause
+    made = plugin.call(function, what=f"data.name = {name!r}", error=DataError)
     if isinstance(made, Dataset):
         return made
     if isinstance(made, tuple) and len(made) == 4:

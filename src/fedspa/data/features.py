@@ -9,7 +9,8 @@ noise of a private gradient grows with the number of coordinates, and good featu
     aligned               an image moved, sized and sheared to a standard by its own first and second moments
     orientations          histograms of the direction of the gradient over a grid (HOG, Dalal and Triggs 2005)
     aligned-orientations  both: for handwriting (Liu et al. 2003 compare such features for digits)
-    patches               which small patterns lie where, whitened: for colour photographs (fedspa.data.patches)
+    patches               which of 64 small patterns lie where, whitened: for photographs (fedspa.data.patches)
+    patches-128           the same with 128 patterns
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from fedspa.data import patches
 from fedspa.data.patches import DIRECTIONS, blurred, directions, filtered, gaussian, unit
 from fedspa.errors import DataError
 
-Features = Literal["aligned", "orientations", "aligned-orientations", "patches"]
+Features = Literal["aligned", "orientations", "aligned-orientations", "patches", "patches-128"]
 NAMES: tuple[Features, ...] = get_args(Features)
 
 # Images are mapped this many at a time: few enough for a processor's cache, which is where the time goes. A multiple of
@@ -47,14 +48,14 @@ BLOCKS = (
 )
 
 
-def transform(name: Features, images: Tensor, *, alone: bool = False) -> Tensor:
-    """The features of every image; (records, channels, height, width) in, float32 out.
+def transform(name: Features, images: Tensor, *, per_example: bool = False) -> Tensor:
+    """Return the features of every image; (records, channels, height, width) in, float32 out.
 
     Every chunk has the same shape, so that no bit of a record's features depends on which other records there are, or
     on its place among them. That rests on torch's kernels, which treat all places of a chunk alike wherever it was
-    tried; else there is rounding, which square roots of small values bring up to some 1e-4. `alone` maps one at a time
-    and needs no trust, for those who promise it (privacy.noise = "exact", and agents of a deployment); it takes two to
-    seven times as long.
+    tried; else there is rounding, which square roots of small values bring up to some 1e-4. `per_example` maps one at
+    a time and needs no trust, for those who promise it (privacy.noise = "exact", and agents of a deployment); it takes
+    two to seven times as long.
     """
     if images.ndim != 4 or min(images.shape[2:]) < SMALLEST_SIDE:
         raise DataError(
@@ -66,12 +67,13 @@ def transform(name: Features, images: Tensor, *, alone: bool = False) -> Tensor:
             f"data.features = {name!r} needs one channel, ink on a background; the records of data.name have "
             f"{images.shape[1]}: use 'orientations'"
         )
-    if name == "patches" and images.shape[1:] != (3, patches.SIDE, patches.SIDE):
+    side = patches.SIDES.get(images.shape[1])
+    if name.startswith("patches") and images.shape[2:] != (side, side):
         raise DataError(
-            f"data.features = 'patches' needs colour images of 32 by 32, (3, 32, 32); the records of data.name have "
-            f"shape {tuple(images.shape[1:])}: use 'orientations'"
+            f"data.features = {name!r} needs colour images of 32 by 32, (3, 32, 32), or grey ones of 28 by 28, "
+            f"(1, 28, 28); the records of data.name have shape {tuple(images.shape[1:])}: use 'orientations'"
         )
-    each, size = _MAPS[name], 1 if alone else CHUNK
+    each, size = _MAPS[name], 1 if per_example else CHUNK
     with torch.no_grad():
         return torch.cat([each(_filled(part, size))[: len(part)] for part in torch.split(images, size)])
 
@@ -145,7 +147,7 @@ def _colour_maps(images: Tensor) -> dict[str, Tensor]:
 
 
 def _mirrored(maps: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The maps of the mirror image: what pointed right points left, up and down stay."""
+    """Return the maps of the mirror image: what pointed right points left, up and down stay."""
     turned = [(DIRECTIONS // 2 - number) % DIRECTIONS for number in range(DIRECTIONS)]
     mirrored = {}
     for name, each in maps.items():
@@ -168,7 +170,7 @@ def _pooled(maps: Tensor, cell: int) -> Tensor:
 
 
 def _local_contrast(image: Tensor) -> Tensor:
-    """The image less its surroundings' mean, over their standard deviation."""
+    """Return the image less its surroundings' mean, over their standard deviation."""
     rest = image - blurred(image, 3.0)
     return rest / (blurred(rest**2, 3.0).clamp_min(0).sqrt() + 0.12)
 
@@ -187,4 +189,5 @@ _MAPS: dict[Features, Callable[[Tensor], Tensor]] = {
     "orientations": orientations,
     "aligned-orientations": lambda images: orientations(aligned(images)),
     "patches": lambda images: NORM * patches.patches(images),
+    "patches-128": lambda images: NORM * patches.patches(images, 128),
 }

@@ -8,14 +8,16 @@ on them costs no privacy. Drawn in float64 and rounded to the 256 values of a pi
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 Array = NDArray[np.float64]
+Floats = NDArray[np.floating[Any]]
 
 SEED = 901
-SIDE = 32
+SIDE, GREY_SIDE = 32, 28
 LEAVES = 60
 # Drawn at twice the side, so that an edge falls between pixels too. Radii at that scale: density ∝ r^-2.5.
 _DRAWN = 2 * SIDE
@@ -26,6 +28,48 @@ def pictures(count: int) -> NDArray[np.uint8]:
     """(count, 3, 32, 32)."""
     random = np.random.Generator(np.random.PCG64(SEED))
     return np.stack([_picture(random) for _ in range(count)])
+
+
+def objects(count: int) -> NDArray[np.uint8]:
+    """Grey things on a black ground, as large as the image allows: (count, 1, 28, 28)."""
+    random = np.random.Generator(np.random.PCG64(SEED))
+    grey = np.array([0.299, 0.587, 0.114]).reshape(3, 1, 1)
+    return np.stack([[_object(random, (grey * each).sum(axis=0))] for each in pictures(count) / 255])
+
+
+def _object(random: np.random.Generator, texture: Array) -> NDArray[np.uint8]:
+    """Return the texture seen through the union of one to four ellipses or rounded rectangles, often symmetric."""
+    sides = (1, -1) if random.uniform() < 0.6 else (1,)
+    shapes = []
+    for _ in range(random.integers(1, 5)):
+        (x, y), (wide, high), turn = 8 * random.normal(size=2), random.uniform(3, 20, 2), random.uniform(0, math.pi)
+        shapes.append((x, y, turn, wide, high, random.choice([2, 6])))
+
+    def cover(across: Floats, down: Floats) -> Array:
+        parts = [
+            ((1 - _distance(side * across - x, down[:, None] - y, turn, wide, high, power)) * min(wide, high) + 0.5)
+            for x, y, turn, wide, high, power in shapes
+            for side in sides
+        ]
+        return np.asarray(np.maximum.reduce(parts).clip(0, 1))
+
+    at = np.arange(_DRAWN) + 0.5 - SIDE
+    seen = cover(at, at) > 0.5
+    ends = [at[seen.any(axis=axis)][[0, -1]] for axis in (0, 1)]
+    scale = max(last - first + 1 for first, last in ends)
+    places = scale * ((np.arange(GREY_SIDE) + 0.5) / GREY_SIDE - 0.5)
+    inside = cover(*(places + (first + last) / 2 for first, last in ends))
+    margin = (SIDE - GREY_SIDE) // 2
+    texture = texture[margin:-margin, margin:-margin]
+    shade = (random.uniform(0.2, 0.95) + texture - texture.mean()).clip(0.03, 1)
+    return np.asarray((255 * inside * shade).round().astype(np.uint8))
+
+
+def _distance(across: Floats, down: Floats, turn: float, wide: float, high: float, power: int) -> Array:
+    """Return how far out of a shape's middle a place lies, 1 at its edge."""
+    along = (np.cos(turn) * across + np.sin(turn) * down) / wide
+    aside = (np.cos(turn) * down - np.sin(turn) * across) / high
+    return np.asarray((np.abs(along) ** power + np.abs(aside) ** power) ** (1 / power))
 
 
 def _picture(random: np.random.Generator) -> NDArray[np.uint8]:
@@ -55,8 +99,7 @@ def _leaf(random: np.random.Generator, canvas: Array) -> None:
     noise = random.normal(size=(bottom - top, right - left))
     across, down = np.arange(left, right) + 0.5 - x, np.arange(top, bottom)[:, None] + 0.5 - y
     along = (np.cos(turn) * across + np.sin(turn) * down) / (radius * longer)
-    aside = (np.cos(turn) * down - np.sin(turn) * across) / (radius / longer)
-    distance = (np.abs(along) ** power + np.abs(aside) ** power) ** (1 / power)
+    distance = _distance(across, down, turn, radius * longer, radius / longer, power)
     cover = ((1 - distance) * sharp + 0.5).clip(0, 1)
     part = canvas[:, top:bottom, left:right]
     part += cover * (colour * (1 + shade * along) + grain * noise - part)

@@ -1,14 +1,14 @@
-"""Features of colour photographs: how much of which small pattern lies where (after Coates, Lee and Ng 2011).
+"""Features of photographs: how much of which small pattern lies where (after Coates, Lee and Ng 2011).
 
-Two banks of 64 patterns: patches of 6 by 6 pixels, and of 4 by 4 places of maps of the gradient's direction. Every
-patch of an image, less its mean and over its contrast, is compared with each pattern; likeness and unlikeness beyond a
-threshold are pooled over a few cells, the square root taken, the image and its mirror image averaged. What comes out is
-then whitened: directions in which features of pictures vary most anyway are made smaller. That is what a linear model
-needs under noise, since the noise is the same in every direction, and few steps have to do.
+Two banks of 64 or 128 patterns: patches of 6 by 6 pixels, and of 4 by 4 places of maps of the gradient's direction.
+Every patch of an image, less its mean and over its contrast, is compared with each pattern; likeness and unlikeness
+beyond a threshold are pooled over a few cells, the square root taken, colour images and their mirror images averaged.
+What comes out is then whitened: directions in which features of pictures vary most anyway are made smaller. That is
+what a linear model needs under noise, since the noise is the same in every direction, and few steps have to do.
 
 Patterns, means and whitening come from pictures of nothing (fedspa.data.leaves): no record of anyone has a part in
-them. Records are taken to be photographs of mean about 0 and standard deviation about 1 a channel, as CIFAR-10's are
-here.
+them. Records are taken to be of mean about 0 and standard deviation about 1 a channel: colour photographs, as
+CIFAR-10's are here, or grey things on a black ground, as Fashion-MNIST's.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
@@ -26,7 +26,8 @@ from torch.nn import functional
 
 from fedspa.data import leaves
 
-SIDE = leaves.SIDE
+# Channels → side of the images that there are banks for.
+SIDES = {3: leaves.SIDE, 1: leaves.GREY_SIDE}
 PATTERNS = 64
 PICTURES = 1000
 # Of each picture so many patches, for the patterns and the patches' own whitening.
@@ -43,7 +44,8 @@ class Bank:
     """`source` makes the maps, `size` is a patch's side. `cells` by `cells` cells, `step` places from middle to middle.
 
     `flatness` and `ridge` are added to the variances of patches and of features, as parts of their mean, before these
-    are divided out: the larger, the less is whitened. `share` is the bank's part of a record's features.
+    are divided out: the larger, the less is whitened. `share` is the bank's part of a record's features. `channels` are
+    those of the images.
     """
 
     source: Callable[[Tensor], Tensor]
@@ -53,6 +55,8 @@ class Bank:
     flatness: float
     ridge: float
     share: float
+    channels: int = 3
+    patterns: int = PATTERNS
 
 
 @dataclass(frozen=True)
@@ -65,12 +69,18 @@ class Constants:
 
 def edges(images: Tensor) -> Tensor:
     """Directions of the brightness' gradient against the edges around, at every second place."""
-    red, green, blue = images[:, 0:1], images[:, 1:2], images[:, 2:3]
-    maps = directions(0.299 * red + 0.587 * green + 0.114 * blue)
+    maps = directions(brightness(images))
     around = blurred((maps**2).sum(dim=1, keepdim=True), 2.0).clamp_min(0).sqrt()
     maps = maps / (around + FAINT_EDGES)
     kernel = gaussian(0.9)
     return filtered(filtered(maps, kernel, 2, 1, 2), kernel, 3, 1, 2).clamp_min(0).sqrt()
+
+
+def brightness(images: Tensor) -> Tensor:
+    if images.shape[1] == 1:
+        return images
+    red, green, blue = images[:, 0:1], images[:, 1:2], images[:, 2:3]
+    return 0.299 * red + 0.587 * green + 0.114 * blue
 
 
 def colours(images: Tensor) -> Tensor:
@@ -78,11 +88,13 @@ def colours(images: Tensor) -> Tensor:
 
 
 BANKS = (Bank(colours, 6, 3, 8.0, 0.3, 1.0, 1.0), Bank(edges, 4, 2, 6.0, 0.1, 3.0, 0.7))
+GREY_BANKS = (Bank(colours, 6, 3, 7.0, 0.3, 0.2, 1.0, 1), Bank(edges, 4, 3, 3.5, 0.1, 0.2, 1.0, 1))
 
 
-def patches(images: Tensor) -> Tensor:
-    """(records, 1664), norm 1."""
-    parts = [bank.share * _features(bank, images) for bank in BANKS]
+def patches(images: Tensor, patterns: int = PATTERNS) -> Tensor:
+    """(records, 26 · patterns) for colour images, (records, 36 · patterns) for grey ones; norm 1."""
+    banks = BANKS if images.shape[1] == 3 else GREY_BANKS
+    parts = [bank.share * _features(replace(bank, patterns=patterns), images) for bank in banks]
     return unit(torch.cat(parts, dim=1))
 
 
@@ -94,9 +106,11 @@ def _features(bank: Bank, images: Tensor) -> Tensor:
 
 
 def _likeness(bank: Bank, patterns: Tensor, offsets: Tensor, images: Tensor) -> Tensor:
-    """(records, 2 · PATTERNS, cells, cells)."""
-    once, mirrored = (_pooled(bank, _compared(bank, patterns, offsets, each)) for each in (images, images.flip(3)))
-    return (once.sqrt() + mirrored.sqrt()) / 2
+    """(records, 2 · patterns, cells, cells)."""
+    once = _pooled(bank, _compared(bank, patterns, offsets, images)).sqrt()
+    if bank.channels == 1:
+        return once
+    return (once + _pooled(bank, _compared(bank, patterns, offsets, images.flip(3))).sqrt()) / 2
 
 
 def _compared(bank: Bank, patterns: Tensor, offsets: Tensor, images: Tensor) -> Tensor:
@@ -122,7 +136,7 @@ def _pooled(bank: Bank, maps: Tensor) -> Tensor:
 
 @functools.cache
 def constants(bank: Bank) -> Constants:
-    pictures = _pictures()
+    pictures = _pictures(bank.channels)
     patterns, offsets = _patterns(bank, pictures)
     parts = torch.cat([_likeness(bank, patterns, offsets, part) for part in torch.split(pictures, 100)])
     means = parts.mean(dim=0)
@@ -153,17 +167,19 @@ def _patterns(bank: Bank, pictures: Tensor) -> tuple[Tensor, Tensor]:
     values, vectors = torch.linalg.eigh(seen.T @ seen / count)
     white = (vectors * (values.clamp_min(0) + bank.flatness * values.mean()).rsqrt()) @ vectors.T
     whitened = seen @ white
-    chosen = unit(whitened[torch.from_numpy(random.permutation(count)[:PATTERNS])])
+    chosen = unit(whitened[torch.from_numpy(random.permutation(count)[: bank.patterns])])
     patterns = chosen @ white / (whitened**2).mean().sqrt()
     offsets = -(patterns @ middle)
     patterns = patterns - patterns.mean(dim=1, keepdim=True)
-    return patterns.view(PATTERNS, maps.shape[1], bank.size, bank.size), offsets
+    return patterns.view(bank.patterns, maps.shape[1], bank.size, bank.size), offsets
 
 
 @functools.cache
-def _pictures() -> Tensor:
-    """To the scale of records: mean about 0, standard deviation about 1."""
-    return (torch.from_numpy(leaves.pictures(PICTURES)).to(torch.float64) / 255 - 0.5) * 4
+def _pictures(channels: int) -> Tensor:
+    """Return the pictures in the scale of records: mean about 0, standard deviation about 1."""
+    drawn = leaves.pictures(PICTURES) if channels == 3 else leaves.objects(PICTURES)
+    middle, spread = (0.5, 0.25) if channels == 3 else (0.286, 0.353)
+    return (torch.from_numpy(drawn).to(torch.float64) / 255 - middle) / spread
 
 
 def _rounded(values: Tensor) -> Tensor:
@@ -174,7 +190,8 @@ DIRECTIONS = 8
 
 
 def directions(image: Tensor) -> Tensor:
-    """The gradient's length, shared out between the two nearest of 8 directions, in 8 channels (Sobel's filter)."""
+    """Return the gradient's length, shared out between the two nearest of 8 directions, in 8 channels (Sobel's
+    filter)."""
     padded = functional.pad(image, (1, 1, 1, 1), mode="replicate")
     across, along = padded[..., 2:] - padded[..., :-2], padded[..., 2:, :] - padded[..., :-2, :]
     right = (across[..., :-2, :] + 2 * across[..., 1:-1, :] + across[..., 2:, :]) / 8
@@ -192,7 +209,7 @@ def blurred(image: Tensor, deviation: float) -> Tensor:
 
 
 def filtered(maps: Tensor, kernel: Sequence[float], axis: Literal[2, 3], first: int = 0, step: int = 1) -> Tensor:
-    """The kernel's weighted sums along an axis, zeros beyond its ends, at every `step`-th place from `first` on.
+    """Return the kernel's weighted sums along an axis, zeros beyond its ends, at every `step`-th place from `first` on.
 
     Product by product: torch's convolutions of one channel take six times as long, and may round a place otherwise than
     its neighbour, which a product and a sum do not.

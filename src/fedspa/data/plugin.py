@@ -1,8 +1,8 @@
-"""Names of the form ``package.module:function``, by which a user brings their own data or model.
+"""Names of the form ``package.module:function``, by which a user supplies data, a model, a task or an algorithm.
 
-A file beside the config can be named (``code``, the config's ``run.code``), and one in the current folder. Both are
-last on the path, in this order: none there can shadow an installed package. The code named is the user's own and runs
-with the user's rights; never take such a name from someone else.
+The module may lie beside the config (``code``, the config's ``run.code``) or in the current folder. Both are last on
+the path, in this order, so that neither can shadow an installed package. The code runs with the user's rights; never
+take such a name from someone else.
 """
 
 import importlib
@@ -12,25 +12,28 @@ import re
 import sys
 from collections.abc import Callable
 from types import ModuleType
+from typing import TypeVar
 
 from fedspa.errors import FedspaError
 from fedspa.errors import one_line as one_line
 
-# Before a name in the files of a run whose records, persons or module were given in Python: it names nothing that can
-# be loaded.
+# Prefix of names in the files of a run whose records, persons or module were passed in Python: such a name cannot be
+# loaded.
 GIVEN = "given:"
+
+T = TypeVar("T")
 
 _appended: list[str] = []  # to sys.path, the newest first
 _NAME = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
 
 
 def is_plugin(name: str) -> bool:
-    """Whether ``name`` points at a user's function rather than at something built in."""
+    """Return whether ``name`` points at a user's function rather than at something built in."""
     return ":" in name
 
 
 def resolve(name: str, *, key: str, error: type[FedspaError], code: str | None = None) -> Callable[..., object]:
-    """The callable that ``name`` points at; whatever goes wrong is an ``error`` that quotes ``key`` and ``name``."""
+    """Return the callable that ``name`` points at; every failure is an ``error`` that quotes ``key`` and ``name``."""
     found = imported(name, key=key, error=error, code=code)
     if not callable(found):
         path = name.partition(":")[2]
@@ -39,12 +42,12 @@ def resolve(name: str, *, key: str, error: type[FedspaError], code: str | None =
 
 
 def imported(name: str, *, key: str, error: type[FedspaError], code: str | None = None) -> object:
-    """What ``name`` points at; whatever goes wrong is an ``error`` that quotes ``key`` and ``name``."""
+    """Return the object that ``name`` points at; every failure is an ``error`` that quotes ``key`` and ``name``."""
     if name.startswith(GIVEN):
         argument = "data" if key == "data.name" else "module"
         raise error(
-            f"{key} = {name!r} says that a run was given its {argument} in Python, which no config can name; go on "
-            f"with that run by fedspa.run(resume=FOLDER, {argument}=…), or name what is to be used"
+            f"{key} = {name!r} says that a run got its {argument} in Python, which no config can name; resume that "
+            f"run by fedspa.run(resume=FOLDER, {argument}=…), or name what is to be used"
         )
     if not _NAME.fullmatch(name):
         raise error(f"{key} = {name!r} is not of the form 'package.module:function'")
@@ -54,8 +57,8 @@ def imported(name: str, *, key: str, error: type[FedspaError], code: str | None 
         found: object = _imported(module_name, [os.getcwd()] if code is None else [code, os.getcwd()])
     except (Exception, SystemExit) as cause:  # the user's module may raise anything, and a script without a guard exits
         unknown = isinstance(cause, ModuleNotFoundError) and cause.name == top
-        way_out = f"; put {top} beside the config, start fedspa in the folder that holds it, or install it" * unknown
-        raise error(f"{key} = {name!r}: cannot import {module_name!r} ({one_line(cause)}){way_out}") from cause
+        hint = f"; put {top} beside the config, start fedspa in the folder that holds it, or install it" * unknown
+        raise error(f"{key} = {name!r}: cannot import {module_name!r} ({one_line(cause)}){hint}") from cause
     for part in path.split("."):
         try:
             found = getattr(found, part)
@@ -66,9 +69,19 @@ def imported(name: str, *, key: str, error: type[FedspaError], code: str | None 
     return found
 
 
+def call(function: Callable[..., T], *arguments: object, what: str, error: type[FedspaError]) -> T:
+    """Call a user's function. Any exception of its own becomes an ``error`` that begins with ``what``."""
+    try:
+        return function(*arguments)
+    except (FedspaError, KeyboardInterrupt):
+        raise
+    except (Exception, SystemExit) as cause:  # the user's code may raise anything, and a script exits
+        raise error(f"{what} failed in its own code ({one_line(cause)})") from cause
+
+
 def _imported(name: str, folders: list[str]) -> ModuleType:
-    """The module, looked for in `folders` after everything that is installed. One of the same name that came from
-    another folder gives way: two projects of `fedspa new` in one session call theirs alike."""
+    """Import a module, looking in `folders` after everything that is installed. A module of the same name from another
+    folder is replaced: two projects of `fedspa new` in one session use the same module names."""
     top = name.partition(".")[0]
     before = [entry for entry in sys.path if entry not in _appended]
     sys.path[:] = [entry for entry in before if os.path.abspath(entry) not in folders] + folders
@@ -81,13 +94,13 @@ def _imported(name: str, folders: list[str]) -> ModuleType:
                 for module in [module for module in sys.modules if module.partition(".")[0] == top]:
                     del sys.modules[module]
         return importlib.import_module(name)
-    finally:  # what it imports when it is called is looked for there too, and so it is by a worker
+    finally:  # imports at call time, and those of workers, look there too
         own = [folder for folder in folders if folder not in before]
         _appended[:] = dict.fromkeys([*own, *_appended])
         sys.path[:] = before + _appended
 
 
 def _folder(origin: str) -> str:
-    """Where a module or package lies."""
+    """Return the folder that contains a module or package."""
     folder = os.path.dirname(os.path.abspath(origin))
     return os.path.dirname(folder) if os.path.basename(origin) == "__init__.py" else folder

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-EngineName = Literal["auto", "native", "stacked", "traced", "generic", "reference"]  # what `run.engine` may be
+EngineName = Literal["auto", "native", "traced", "generic", "reference"]  # what `run.engine` may be
 
 
 @dataclass(unsafe_hash=True)

@@ -1,142 +1,257 @@
-"""The local steps of one agent (Algorithm 1, lines 6–11), for any back end that can give per-example gradients.
+"""Local training of one agent in one round (Algorithm 1, lines 6–11): the task, the engines' interface, and the steps
+for every engine that gives per-example gradients.
 
-Back ends that run a whole round as one piece of work have loops of their own, and tests hold them to this one.
+Engines that run a whole round as one piece of work have loops of their own, and tests compare them with this one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from typing import Protocol, TypeVar, runtime_checkable
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import ClassVar, TypeVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedspa.engine.task import Engine, LocalResult, LocalTask
-from fedspa.errors import ConfigError, DataError, one_line
-from fedspa.examples import Examples, Tree, count, each_alone, leaves, mapped, moved
+from fedspa.engine.optimizer import SGD, LocalOptimizer
+from fedspa.errors import ConfigError, DataError, PrivacyError, one_line
+from fedspa.examples import Examples, Tree, count, leaves, mapped, moved, single_examples, taken
 from fedspa.learning.agreement import SEED
-from fedspa.mechanisms.base import CLIP_UNITS as CLIP_UNITS
 from fedspa.mechanisms.base import Clipping, NoPlan
-from fedspa.mechanisms.clipping import count_not_finite
-from fedspa.mechanisms.gaussian.release import noisy_mean
-from fedspa.mechanisms.parts import Parts
+from fedspa.mechanisms.clipping import GradientBlock, count_not_finite
+from fedspa.mechanisms.gaussian.plan import GaussianPlan
+from fedspa.mechanisms.gaussian.release import noisy_mean, sum_in_units
 from fedspa.privacy.event import Sampling
-from fedspa.randomness.sampling import draw_batch
-from fedspa.randomness.streams import Stream, derive_key
+from fedspa.randomness.streams import Stream, derive_key, draw_batch
 
-T = TypeVar("T", bound=Tensor | Parts)
+T = TypeVar("T", bound=Tensor | GradientBlock)
 # Bytes of per-example gradients at a time. On a CPU more would be slower, since they leave its caches, and a step would
 # take several times the memory of one that is not private. A GPU wants many at once.
 ROWS_BUDGET, ROWS_BUDGET_GPU = 16 * 2**20, 256 * 2**20
 
 
-@runtime_checkable
-class Gradients(Protocol):
-    """What a back end supplies to `local_steps`.
+@dataclass(frozen=True, slots=True)
+class LocalTask:
+    """τ local steps of one agent.
 
-    `draws` says whether a forward pass draws randomness. Each example then comes with a seed of its own: x is the pair
-    of the inputs and the seeds.
+    `coordinates` is ω, sorted, or None where all d coordinates are active. `steps` is the plan, which alone says how to
+    sample, clip and noise, or a `NoPlan` where nothing is clipped or noised (FedAvg). `key` is the agent's private
+    randomness of this round: who is sampled and what noise is drawn.
+    `rows` says where in x and y the agent's records are, and then no engine may train on others; without, they are all.
+    `max_records` is a public number of slots, of which an engine that computes records together gives each one
+    (`SlotAssignment`).
     """
 
+    x: Tree
+    y: Tree
+    coordinates: Tensor | None
+    scale: float
+    local_lr: float
+    steps: GaussianPlan | NoPlan
+    key: bytes
+    exact: bool = False
+    rows: Tensor | None = None
+    max_records: int | None = None
+    optimizer: LocalOptimizer = SGD
+
     @property
-    def draws(self) -> bool: ...
+    def plan(self) -> GaussianPlan | None:
+        return None if isinstance(self.steps, NoPlan) else self.steps
 
-    def rows(self, theta: Tensor, x: Tree, y: Tree, coordinates: Tensor | None) -> Iterator[Tensor]:
-        """Gradients of the examples on the given coordinates, in [b, k] blocks; NaN where an example has none."""
-        ...
+    @property
+    def sampling(self) -> Sampling:
+        return self.steps.sampling
 
-    def mean(self, theta: Tensor, x: Tree, y: Tree) -> Tensor:
-        """Gradient of the mean loss, all d coordinates (FedAvg)."""
-        ...
+    @property
+    def batch(self) -> int:
+        return self.steps.batch
+
+    @property
+    def local_steps(self) -> int:
+        return self.steps.local_steps
+
+    @property
+    def records(self) -> int:
+        """Return the number of the agent's records."""
+        return count(self.y) if self.rows is None else len(self.rows)
+
+    def take(self, index: Tensor) -> Examples:
+        """Return the records at these indices."""
+        index = index if self.rows is None else self.rows[index]
+        return Examples(*(taken(tree, index.to(next(leaves(tree)).device)) for tree in (self.x, self.y)))
+
+    def require_active(self, dimension: int) -> int:
+        """Return how many of `dimension` coordinates are trained; raise a PrivacyError where that is not the plan's
+        number."""
+        active = dimension if self.coordinates is None else self.coordinates.numel()
+        if self.plan is not None and self.plan.active != active:
+            raise PrivacyError(f"the plan has k = {self.plan.active}, the mask {active} coordinates; they must agree")
+        return active
+
+    @property
+    def rate(self) -> float:
+        """Return the chance of a record in a Poisson batch. It is the plan's, which is public: a rate from the agent's
+        own count would differ between neighbours that differ by a record."""
+        return self.plan.rate if self.plan is not None else self.batch / self.records
 
 
-def single_gradients(engine: Engine) -> Gradients:
-    """The engine, which must give gradients of single examples."""
-    if not isinstance(engine, Gradients):
-        raise ConfigError(f"engine {engine.name!r} gives no gradients of single examples; use run.engine = 'generic'")
-    return engine
+@dataclass(frozen=True, slots=True)
+class LocalResult:
+    """Δ on the active coordinates, and the clip value after the last step (moved by a private quantile only).
+
+    `zeroed` is for the agent's own log and is never released: it depends on the records without any noise. It says how
+    many sampled examples, over all steps, counted as zero because their gradient was not finite (in float32 back ends,
+    also those so large that it may overflow) or could not be taken: a label or token outside the model's, an exception
+    of the model's own. Without a plan nothing is left out, and it is 0.
+    """
+
+    delta: Tensor
+    clip_value: float
+    zeroed: int = 0
 
 
-@runtime_checkable
-class BatchedGradients(Gradients, Protocol):
-    """An engine that computes examples together, each at its slot, and gives their gradients in parts."""
+def invalid_record_error() -> DataError:
+    return DataError(
+        "a label lies outside the model's classes, or a token outside its Embedding; labels must be 0 … classes - 1, "
+        "tokens 0 … words - 1"
+    )
+
+
+def mask_outside(dimension: int) -> ConfigError:
+    return ConfigError(f"the mask has coordinates outside 0 … {dimension - 1}")
+
+
+def mask_unsorted() -> ConfigError:
+    return ConfigError("the mask's coordinates do not increase; sort them and take each once")
+
+
+class Engine(ABC):
+    """Runs local steps. Results may differ between engines by rounding, never by the order or number of tasks; but for
+    the traced one on a GPU, where agents that step together are rounded together.
+
+    An engine must `train`. One that also gives gradients of single examples (`rows`) can run every algorithm.
+    """
+
+    takes_slots: ClassVar[bool] = False  # computes examples together, each at its slot (`SlotAssignment`)
+    gives_rows: ClassVar[bool] = True  # gives gradients of single examples; without, it overrides `clipped_sum`
+    predicts: ClassVar[bool] = False  # has a forward pass of its own (`logits`)
+    threads: int = 1  # callers that `clipped_sum` serves at once
+
+    @property
+    @abstractmethod
+    def name(self) -> str:
+        """Return the name of the engine, as in `run.engine`."""
+
+    @property
+    @abstractmethod
+    def separates_records(self) -> bool:
+        """Return whether what a record adds to a release is a function of that record, θ and public numbers alone, to
+        the bit: regardless of who else is sampled, at any place among them, on any number of threads. Only then does
+        one record move a sum by no more than the plan's bound for *every* θ; a site takes no other engine. Engines that
+        take slots may use a record's slot, too, where others have no part in it."""
+
+    @property
+    def draws(self) -> bool:
+        """Return whether a forward pass draws randomness. Each example then comes with a seed of its own: x is the pair
+        of the inputs and the seeds."""
+        return False
+
+    @abstractmethod
+    def train(self, theta: Tensor, tasks: Sequence[LocalTask]) -> list[LocalResult]:
+        """Run every task from the same θ. Does not change θ."""
 
     def parts(
         self, theta: Tensor, x: Tree, y: Tree, coordinates: Tensor | None, present: Tensor | None
-    ) -> Iterator[Parts]:
-        """Of the examples that are present (all, where it is None), in blocks."""
-        ...
+    ) -> Iterator[GradientBlock]:
+        """Yield the gradients of the examples that are present (all, where it is None) in blocks, if the engine takes
+        slots."""
+        raise ConfigError(f"engine {self.name!r} gives no gradients of single examples; use run.engine = 'generic'")
 
+    def rows(self, theta: Tensor, x: Tree, y: Tree, coordinates: Tensor | None) -> Iterator[Tensor]:
+        """Yield gradients of the examples on the given coordinates, in [b, k] blocks; NaN where an example has none."""
+        for block in self.parts(theta, x, y, coordinates, None):
+            yield block.rows()
 
-@runtime_checkable
-class ClippedSums(Protocol):
-    """What a back end supplies that hands out no single gradients: it clips and adds up by itself, in whole numbers,
-    for `threads` callers at once."""
-
-    @property
-    def threads(self) -> int: ...
+    def mean(self, theta: Tensor, x: Tree, y: Tree) -> Tensor:
+        """Return the gradient of the mean loss, all d coordinates (FedAvg)."""
+        raise ConfigError(f"engine {self.name!r} gives no gradient of a batch; use run.engine = 'generic'")
 
     def clipped_sum(
         self,
         theta: Tensor,
-        x: Tensor,
-        y: Tensor,
+        x: Tree,
+        y: Tree,
         clip: Clipping,
         clip_value: float,
         coordinates: Tensor | None = None,
         rows: Tensor | None = None,
+        present: NDArray[np.bool_] | None = None,
+        *,
+        one_by_one: bool = False,
     ) -> tuple[Tensor, int]:
-        """The sum of the examples' gradients, cut to the coordinates and clipped there: whole numbers with `CLIP_UNITS`
-        to the clip value; and how many examples counted as zero. One example's numbers stay within the bound, whatever
-        the example. `rows` are those of x and y to add up; without, all."""
-        ...
+        """Return the sum of the examples' gradients, cut to the coordinates and clipped there: whole numbers with
+        `CLIP_UNITS` to the clip value; and how many examples counted as zero. One example's numbers stay within the
+        bound, whatever the example. `rows` are those of x and y to add up, and `present` says which slots hold one;
+        without, all."""
+        if rows is not None:
+            x, y = taken(x, rows), taken(y, rows)
+        blocks = example_rows(self, theta, x, y, coordinates, present, one_by_one=one_by_one)
+        counted, size = Counted(), theta.numel() if coordinates is None else coordinates.numel()
+        found = (block.rows() if isinstance(block, GradientBlock) else block for block in counted.watch(blocks))
+        return torch.from_numpy(sum_in_units(found, clip, clip_value, size)), counted.zeroed
+
+    def logits(self, theta: Tensor, x: Tensor) -> Tensor:
+        """Return the model's outputs at θ, a row per record, if the engine `predicts`."""
+        raise ConfigError(f"engine {self.name!r} has no forward pass of its own")
 
 
 def engine_rows(engine: Engine, theta: Tensor, x: Tree, y: Tree, coordinates: Tensor) -> Tensor:
-    """The gradients of a few examples on these coordinates, without noise. Randomness is drawn from `SEED`."""
-    if isinstance(engine, Gradients):
+    """Return the gradients of a few examples on these coordinates, without noise. Randomness is drawn from `SEED`."""
+    if engine.gives_rows:
         given = (x, torch.full((count(y),), SEED, device=_device(x))) if engine.draws else x
         return torch.cat([*engine.rows(theta, given, y, coordinates)])
     # Far enough that nothing of a step is lost when it is added to θ and taken off again.
     steps, far = NoPlan(len(theta), len(theta), "fixed", 1, 1), 2.0**20
-    singles = zip(each_alone(x), each_alone(y))
+    singles = zip(single_examples(x), single_examples(y))
     tasks = [LocalTask(one, target, None, 1.0, far, steps, bytes(32)) for one, target in singles]
     return torch.stack([found.delta / -far for found in engine.train(theta, tasks)])[:, coordinates]
 
 
 class Counted:
-    """Blocks of rows on their way into `noisy_mean`; `zeroed` counts those that will count as zero there."""
+    """Counts the rows on their way into `noisy_mean` that will count as zero there (`zeroed`)."""
 
     def __init__(self) -> None:
         self.zeroed = 0
 
     def watch(self, blocks: Iterable[T]) -> Iterator[T]:
         for rows in blocks:
-            self.zeroed += rows.count_not_finite() if isinstance(rows, Parts) else count_not_finite(rows)
+            self.zeroed += rows.count_not_finite() if isinstance(rows, GradientBlock) else count_not_finite(rows)
             yield rows
 
 
-def local_steps(theta: Tensor, task: LocalTask, gradients: Gradients) -> LocalResult:
-    """τ steps from θ; returns Δ on the active coordinates."""
+def local_steps(theta: Tensor, task: LocalTask, engine: Engine) -> LocalResult:
+    """Take τ steps from θ; return Δ on the active coordinates."""
     sampling, noise, forward = (Stream(derive_key(task.key, label)) for label in ("sampling", "noise", "forward"))
     slots = SlotAssignment(task.records, task.max_records, task.sampling, task.key)
     plan, counted = task.plan, Counted()
-    together = isinstance(gradients, BatchedGradients) and plan is not None
+    together = engine.takes_slots and plan is not None
     everywhere = slice(None) if task.coordinates is None else task.coordinates
+    direction = task.optimizer.start()
     local = theta.clone()  # line 6
     for _ in range(task.local_steps):  # line 7
         chosen = draw_batch(task.sampling, task.batch, task.rate, slots.count, sampling)  # line 8
-        x, y, there = load_batch(task.take, slots, chosen, gradients, theta.device, forward, together=together)
+        x, y, there = load_batch(task.take, slots, chosen, engine, theta.device, forward, together=together)
         if plan is None:
-            step = _plain_mean(gradients, local, x, y, task.batch)[everywhere]
+            step = _plain_mean(engine, local, x, y, task.batch)[everywhere]
         else:
-            found = example_rows(gradients, local, x, y, task.coordinates, there, one_by_one=task.exact)
+            found = example_rows(engine, local, x, y, task.coordinates, there, one_by_one=task.exact)
             rows = counted.watch(found)
             step, clip_value = noisy_mean(rows, plan, noise, on_grid=task.exact)
             plan = plan.with_clip_value(clip_value)
-        local[everywhere] -= (task.local_lr * task.scale * step).to(local)  # line 9
+        local[everywhere] -= (task.local_lr * task.scale * direction(step)).to(local)  # line 9
     delta = (local - theta)[everywhere]  # line 11
     return LocalResult(delta, plan.clip_value if plan is not None else 0.0, counted.zeroed)
 
@@ -145,7 +260,7 @@ def load_batch(
     take: Callable[[Tensor], Examples],
     slots: SlotAssignment,
     chosen: NDArray[np.int64],
-    gradients: Gradients,
+    engine: Engine,
     device: torch.device,
     forward: Stream,
     *,
@@ -157,11 +272,11 @@ def load_batch(
     if there is not None and not together:
         chosen, records, there = chosen[there], records[there], None
     x, y = (moved(_blanked(tree, there), device) for tree in take(torch.from_numpy(records)))
-    return seeded(x, gradients, chosen, slots.count, forward), y, there
+    return seeded(x, engine, chosen, slots.count, forward), y, there
 
 
 def example_rows(
-    gradients: Gradients,
+    engine: Engine,
     theta: Tensor,
     x: Tree,
     y: Tree,
@@ -169,56 +284,50 @@ def example_rows(
     present: NDArray[np.bool_] | None = None,
     *,
     one_by_one: bool,
-) -> Iterator[Tensor | Parts]:
-    """The gradients of the sampled examples that are present. For the exact mode one at a time, each as a copy: on a
-    GPU a batch's size and an example's place in it are in the last bit of its gradient. On a CPU they are in none, or
-    the slots are of no record's making (`separates_records`)."""
-    if isinstance(gradients, BatchedGradients) and count(y):
+) -> Iterator[Tensor | GradientBlock]:
+    """Yield the gradients of the sampled examples that are present. For the exact mode one at a time, each as a copy:
+    on a GPU a batch's size and an example's place in it are in the last bit of its gradient. On a CPU they are in none,
+    or the slots are of no record's making (`separates_records`)."""
+    if engine.takes_slots and count(y):
         there = None if present is None else torch.from_numpy(present).to(theta.device)
-        yield from gradients.parts(theta, x, y, coordinates, there)
+        yield from engine.parts(theta, x, y, coordinates, there)
         return
     if not one_by_one or theta.device.type == "cpu":
         if count(y):
-            yield from gradients.rows(theta, x, y, coordinates)
+            yield from engine.rows(theta, x, y, coordinates)
         return
-    for x_part, y_part in zip(each_alone(x), each_alone(y)):
-        yield from gradients.rows(theta, x_part, y_part, coordinates)
+    for x_part, y_part in zip(single_examples(x), single_examples(y)):
+        yield from engine.rows(theta, x_part, y_part, coordinates)
 
 
-def whole_rows(gradients: Gradients, theta: Tensor, x: Tree, y: Tree, *, one_by_one: bool) -> Iterator[Tensor]:
-    """The same on all coordinates, as rows."""
-    for block in example_rows(gradients, theta, x, y, None, one_by_one=one_by_one):
-        yield block.rows() if isinstance(block, Parts) else block
-
-
-def seeded(x: Tree, gradients: Gradients, chosen: NDArray[np.int64], records: int, forward: Stream) -> Tree:
-    """The chosen examples' inputs, with seeds where a forward pass draws: each of an agent's records has a fresh one in
-    every step, whoever else is chosen, so that what it adds is still a function of that record alone."""
-    if not gradients.draws:
+def seeded(x: Tree, engine: Engine, chosen: NDArray[np.int64], records: int, forward: Stream) -> Tree:
+    """Return the chosen examples' inputs, with seeds where a forward pass draws: each of an agent's records has a fresh
+    one in every step, no matter who else is chosen, so that what it adds is still a function of that record alone."""
+    if not engine.draws:
         return x
     seeds = forward.uint64(records).view(np.int64)[chosen]
     return x, torch.from_numpy(seeds).to(_device(x))
 
 
 def rows_at_once(theta: Tensor, budget: int | None = None) -> int:
-    """How many examples' gradients at θ to make together."""
+    """Return how many examples' gradients at θ to make together."""
     bytes_each = 4 * theta.numel()
     return max(1, (budget or (ROWS_BUDGET if theta.device.type == "cpu" else ROWS_BUDGET_GPU)) // bytes_each)
 
 
-def _plain_mean(gradients: Gradients, theta: Tensor, x: Tree, y: Tree, batch: int) -> Tensor:
-    """Sum over the batch, divided by the nominal B as in the private step."""
+def _plain_mean(engine: Engine, theta: Tensor, x: Tree, y: Tree, batch: int) -> Tensor:
+    """Return the sum over the batch, divided by the nominal B as in the private step."""
     if count(y) == 0:
         return torch.zeros_like(theta)
     try:
-        mean = gradients.mean(theta, x, y)
+        mean = engine.mean(theta, x, y)
     except (RuntimeError, IndexError, ValueError) as error:  # nothing is private here: the error may say what it was
         raise DataError(f"the model fails on these records ({one_line(error)})") from error
     return mean * (count(y) / batch)
 
 
 def _blanked(tree: Tree, there: NDArray[np.bool_] | None) -> Tree:
-    """With zeros in the empty slots: nothing about them may depend on a record, not even the time that they take."""
+    """Fill empty slots with zeros: nothing about them may depend on a record, not even the time that they take."""
     if there is None:
         return tree
     empty = torch.from_numpy(~there)
@@ -251,7 +360,7 @@ class SlotAssignment:
         slot empty: there it says only that records are assigned at random."""
         self.count = records if max_records is None or sampling == "fixed" else max_records
         if self.count < records:
-            raise DataError(f"{records} records do not fit into room for {self.count}")
+            raise DataError(f"{records} records do not fit into {self.count} slots")
         self._records: NDArray[np.int64] | None = None
         if max_records is not None:
             self._records = np.full(self.count, EMPTY, dtype=np.int64)

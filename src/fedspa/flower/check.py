@@ -17,19 +17,18 @@ from cryptography.hazmat.primitives.serialization import load_ssh_public_key
 
 from fedspa.agent.ledger.ledger import Ledger
 from fedspa.agent.ledger.report import verify
-from fedspa.agent.participate import Outbox, require_newest
+from fedspa.agent.participate import Outbox, check_newest
 from fedspa.agent.policy import Policy
-from fedspa.checks import Check, run_checks
-from fedspa.errors import ConfigError, DataError, FedspaError, LedgerError, real_path
+from fedspa.errors import Check, ConfigError, DataError, FedspaError, LedgerError, real_path, run_checks
 from fedspa.examples import count, layout, leaves
 from fedspa.flower import credentials
 from fedspa.flower.folders import ServerFolder, SiteFolder, address_parts
 from fedspa.flower.monitor import answers_tls
 from fedspa.flower.site import Site, bad_records, read_site
 from fedspa.flower.terms import VERSION
-from fedspa.flower.trainer import Held, Trainer, trainer_for
+from fedspa.flower.trainer import SiteExamples, Trainer, trainer_for
 from fedspa.learning.tasks.named import resolve
-from fedspa.privacy.event import noise_modes, seeded_words
+from fedspa.privacy.event import noise_modes, seeded_warning
 from fedspa.runs import identity
 from fedspa.runs.guarantee import shown
 from fedspa.secagg.keys import fingerprint
@@ -58,7 +57,7 @@ def examine(site: SiteFolder, *, server: bool = False) -> list[Check]:
 
 
 def versions() -> Iterator[Check]:
-    """What two ends must have in common."""
+    """Return what two ends must have in common."""
     version = metadata.version("flwr")
     fits = FLWR[0] <= tuple(int(part) for part in version.split(".")[:2]) < FLWR[1]
     wanted = "" if fits else "; fedspa supports 1.41 and later versions below 2: pip install 'fedspa[flower]'"
@@ -67,7 +66,7 @@ def versions() -> Iterator[Check]:
 
 
 def check_node(node: Mapping[str, Any]) -> list[Check]:
-    """What there is to say of a node-config that can be served; an error of one line where none could."""
+    """Return what there is to say of a node-config that can be served; an error of one line where none could."""
     if not logger.handlers:
         logger.addHandler(logging.NullHandler())  # bad records are reported below, once
     site = read_site(node, {})
@@ -78,18 +77,17 @@ def check_node(node: Mapping[str, Any]) -> list[Check]:
     found = [("agent", site.agent), ("records", f"{count(own.y)} of shape {layout(held.record.x)}, {learned}")]
     if site.unit == "person":
         found.append(("persons", f"{count(held.examples.y)}, of each at most {_most(held)} records"))
-    room = f"{site.room} places for {site.unit}s, a public number that is meant to stay"
+    slots = f"{site.max_records} places for {site.unit}s, a public number that is meant to stay"
     none = "not named: under Poisson sampling, records are never taken together"
-    found += [("room", none if site.room is None else room), ("device", str(site.device))]
+    found += [("max_records", none if site.max_records is None else slots), ("device", str(site.device))]
     if trainer is not None:
-        found.append(("engine", f"{trainer.engine.name} ({trainer.choice.why})"))
-        found += (("faster", hint) for hint in trainer.choice.hints)
+        found.append(("engine", f"{trainer.engine.name} ({trainer.training.choice.why})"))
+        found += (("faster", hint) for hint in trainer.training.choice.hints)
     if site.member is not None:
         roster = site.member.roster
         found.append(("site key", f"{fingerprint(site.member.secret.public)}, for sums with others"))
         found.append(("roster", f"{len(roster.members)} members, digest {roster.digest[:16]}…"))
     found += (("ledger", line) for line in _spent(site))
-    assert site.ledger is not None
     with Ledger.read(site.ledger) as ledger:  # what the ε above does not count
         notes = [("ledger", str(loss)) for loss in ledger.losses()]
     if own.bad:
@@ -120,14 +118,12 @@ def _node(site: SiteFolder) -> Iterator[Check]:
 
 
 def _spent(site: Site) -> Iterator[str]:
-    assert site.ledger is not None
-    assert site.policy is not None
     if not site.ledger.exists():
         raise LedgerError(
-            f"{site.ledger} is missing; put it back where there was one: `fedspa site new` makes it, once"
+            f"{site.ledger} is missing; restore it: `fedspa site new` creates it, once, and nothing else does"
         )
     with Ledger.open(site.ledger, create=False) as ledger:
-        require_newest(ledger, Outbox(site.ledger, site.agent), site.agent)
+        check_newest(ledger, Outbox(site.ledger, site.agent), site.agent)
         events, first = ledger.spent(site.agent), ledger.first_plan(site.agent)
         totals = [(limit, limit.total(events, first)) for limit in site.policy.cap.limits]
     for unit in {event.unit for event in events} - {site.unit}:
@@ -138,12 +134,12 @@ def _spent(site: Site) -> Iterator[str]:
     for limit, total in totals:
         terms = ", ".join(filter(None, (f"δ = {limit.delta:g}", limit.neighbours, total.by, limit.words)))
         yield f"ε = {shown(total.epsilon)} spent of {limit.epsilon:g} ({terms})"
-    if (words := seeded_words(noise_modes(events))) is not None:  # a simulation's ledger
+    if (words := seeded_warning(noise_modes(events))) is not None:  # a simulation's ledger
         yield words
 
 
 def _ledger(site: SiteFolder) -> Iterator[Check]:
-    """Whether what is written there stays: sound, on a disk of this machine, with room."""
+    """Return whether what is written there stays: verified, on a disk of this machine, with free space."""
     path = site.ledger
     if path.exists():
         problems = verify(path)
@@ -152,13 +148,13 @@ def _ledger(site: SiteFolder) -> Iterator[Check]:
     if not os.access(folder, os.W_OK):
         yield Check("ledger disk", False, f"{folder} cannot be written by this user; change its owner")
     elif kind in _IN_MEMORY:
-        yield Check("ledger disk", False, f"{folder} lies in memory ({kind}); put the ledger on a disk that stays")
+        yield Check("ledger disk", False, f"{folder} is on a memory file system ({kind}); move the ledger to a disk")
     elif kind in _OVER_A_NETWORK:
         yield Check("ledger disk", False, f"{folder} lies on another machine ({kind}); SQLite needs a local disk")
     elif (free := shutil.disk_usage(folder).free) < _NEEDED_BYTES:
-        yield Check("ledger disk", False, f"{folder} has {free >> 20} MiB left; make room")
+        yield Check("ledger disk", False, f"{folder} has {free >> 20} MiB left; free disk space")
     elif kind == "overlay":
-        yield Check("ledger disk", None, f"{folder} goes with its container: mount a volume there")
+        yield Check("ledger disk", None, f"{folder} is lost with its container; mount a volume there")
     else:
         yield Check("ledger disk", True, f"{folder} ({kind or 'unknown kind'}), {free >> 30} GiB left")
 
@@ -186,7 +182,7 @@ def _server(site: SiteFolder) -> Iterator[Check]:
 
 
 def filesystem(path: Path) -> str | None:
-    """What kind of file system `path` lies on, where the system tells (Linux)."""
+    """Return what kind of file system `path` lies on, where the system tells (Linux)."""
     try:
         lines = Path("/proc/self/mountinfo").read_text("utf-8").splitlines()
     except OSError:
@@ -201,10 +197,9 @@ def filesystem(path: Path) -> str | None:
     return kind
 
 
-def _require_use(site: Site, held: Held) -> Trainer | None:
+def _require_use(site: Site, held: SiteExamples) -> Trainer | None:
     """An error where no run could be served: each of them would be refused. What trains the site's own model, where it
     names one, under the sampling that its policy allows or prefers."""
-    assert site.policy is not None
     if site.policy.unit not in (None, site.unit):
         raise ConfigError(
             f"the policy asks for unit = {site.policy.unit!r}, and the records of this node-config are protected for "
@@ -214,12 +209,12 @@ def _require_use(site: Site, held: Held) -> Trainer | None:
         return None
     task = resolve(site.task, held.record.y, site.own_classes, held.key)
     most = None if site.unit == "record" else _most(held)
-    apart = site.apart("poisson" if site.policy.neighbours == "add-remove" else "fixed")
-    return trainer_for(site.model, held.record, task, most, "auto", 1, False, 0, site.device, apart)
+    isolation = site.isolation_for("poisson" if site.policy.neighbours == "add-remove" else "fixed")
+    return trainer_for(site.model, held.record, task, most, "auto", 1, False, 0, site.device, isolation)
 
 
-def _most(held: Held) -> int:
-    """How many records the person with the most has, of those that count."""
+def _most(held: SiteExamples) -> int:
+    """Return how many records the person with the most has, of those that count."""
     return next(leaves(held.examples.y)).shape[1]
 
 

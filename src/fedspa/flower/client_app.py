@@ -6,7 +6,7 @@ its roster, or a code. No metric, no count and no other text ever leaves; what w
 Before anything is paid, no refusal depends on the records and on the server's message together: a server could change
 its message until the answer turns, and so measure a record without noise and without end. Exceptions are what all
 neighbouring data share: the shape of a record and, under fixed-size sampling, the number of records. That number is
-compared with the site's own settings, too, its δ and its room: then the answer is the same whatever the message.
+compared with the site's own settings, too, its δ and its max_records: then the answer is the same whatever the message.
 """
 
 from __future__ import annotations
@@ -14,9 +14,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
-from contextlib import ExitStack
 from dataclasses import replace
-from functools import partial
 
 import numpy as np
 import torch
@@ -24,20 +22,19 @@ from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 from torch import Tensor
 
-from fedspa.agent.ledger.ledger import Ledger
-from fedspa.agent.member import Member, played_keys
-from fedspa.agent.participate import Invitation, Refusal, agent_name, judge, participate_once, payloads, refusing
-from fedspa.agent.participate import participate as participate_all
+from fedspa.agent.participate import (
+    Refusal,
+    Request,
+    check_terms,
+    refusing,
+)
 from fedspa.algorithms import Agent, chosen
-from fedspa.algorithms.base import finite
-from fedspa.engine.task import Engine
-from fedspa.errors import DataError
 from fedspa.examples import count
 from fedspa.flower import logs, monitor
 from fedspa.flower.site import Site, read_site
-from fedspa.flower.terms import Announcement, TermsError, from_record
-from fedspa.randomness.streams import agent_key, root_key
-from fedspa.secagg.roster import Roster
+from fedspa.flower.terms import Announcement, TermsError, exchange_of, from_record
+from fedspa.learning.tasks.totals import Totals
+from fedspa.randomness.streams import agent_key
 
 logger = logging.getLogger("fedspa.agent")
 logs.set_up()
@@ -52,6 +49,12 @@ def train(message: Message, context: Context) -> Message:
     return _answered(message, context, "update", "payload", lambda: _payload(message, context))
 
 
+@app.query("recover")
+def recover(message: Message, context: Context) -> Message:
+    """Answer a question about a sum that is recovered, in which this agent's update is."""
+    return _answered(message, context, "recovery", "answer", lambda: _recovered(message, context))
+
+
 @app.query()
 def query(message: Message, context: Context) -> Message:
     """Say which member of a cohort this is, to a server that offers a run in which updates are added up."""
@@ -63,7 +66,8 @@ def _answered(message: Message, context: Context, kind: str, key: str, answer: C
     code: str | None = None
     try:
         found = answer()
-        logger.info("answered", extra=logs.event("answered"))
+        if kind != "update":  # of which `participate_once` says what was spent
+            logger.info("%s: answered", kind, extra=logs.event("answered"))
     except Refusal as refusal:
         code = refusal.code
         words = str(refusal)[:_LONGEST]
@@ -86,6 +90,18 @@ def _name(message: Message, context: Context) -> str:
     return introduce(read_site(context.node_config, context.run_config), _announced(record))
 
 
+@refusing()
+def _recovered(message: Message, context: Context) -> bytes:
+    record = message.content.get("recovery")
+    if set(message.content) != {"recovery"} or not isinstance(record, ConfigRecord):
+        raise Refusal("terms", "a question about a sum must hold the record 'recovery' only")
+    try:
+        asked = exchange_of(record)
+    except TermsError as error:
+        raise Refusal("terms", str(error)) from error
+    return read_site(context.node_config, context.run_config).recover(asked)
+
+
 def _payload(message: Message, context: Context) -> bytes:
     metadata = message.metadata
     if time.time() > metadata.created_at + metadata.ttl:
@@ -104,7 +120,7 @@ def _read(content: RecordDict) -> tuple[Announcement, Tensor]:
         )
     terms, arrays = content["terms"], content["theta"]
     if not isinstance(terms, ConfigRecord) or not isinstance(arrays, ArrayRecord) or set(arrays) != {"theta"}:
-        raise Refusal("terms", "the message's records are of other kinds than a round's")
+        raise Refusal("terms", "'theta' must be an ArrayRecord and 'terms' a ConfigRecord")
     announcement = _announced(terms)
     array, dimension, scored = arrays["theta"], announcement.terms.dimension, announcement.scored
     if len(array.data) > 4 * dimension * max(1, scored) + 1024:
@@ -130,15 +146,16 @@ def _announced(record: ConfigRecord) -> Announcement:
 def answer_round(site: Site, announcement: Announcement, theta: Tensor) -> bytes:
     """Return the payload of this agent for this round, paid for; or raise a Refusal."""
     terms, number = announcement.terms, announcement.number
-    invitation = _invitation(announcement, theta)
-    judge(invitation, site.policy, simulated=site.simulated)
+    request = _request(announcement, theta)
+    check_terms(request, site.policy, simulated=site.simulated)
     _check_task(site, announcement)
-    member = None if announcement.adversary == "local" else member_of(site, announcement)
+    member = None if announcement.adversary == "local" else site.member_for(announcement)
     if member is not None:
-        invitation = member.joined(invitation, announcement.cohort, announcement.binding)
+        cohort, binding = announcement.cohort, announcement.binding
+        request = member.with_session(request, cohort, binding, recovery=announcement.recovery)
     held = site.held(number)
     trainer = site.trainer(announcement, held)
-    dimension, records = trainer.dimension, count(held.among.y) if held.rows is None else len(held.rows)
+    dimension, records = trainer.dimension, count(held.pool.y) if held.rows is None else len(held.rows)
     if dimension != terms.dimension or theta.shape[-1:] != (dimension,):
         raise Refusal(
             "terms", f"the model has {dimension} parameters, the terms {terms.dimension}, θ {tuple(theta.shape)}"
@@ -151,52 +168,35 @@ def answer_round(site: Site, announcement: Announcement, theta: Tensor) -> bytes
     x, y = trainer.examples(held, strict=plan is None)
     agent = Agent(
         number=number,
-        x=x,
-        y=y,
+        pool_x=x,
+        pool_y=y,
         mask_seed=announcement.mask_seed,
-        key=agent_key(_root(site, announcement), terms.round, number),
+        key=agent_key(site.private_root(announcement), terms.round, number),
         exact=announcement.noise == "exact",
-        room=site.places(terms.steps.sampling, count(y)),
+        max_records=site.slot_count(terms.steps.sampling, count(y)),
         secret=None if member is None else member.secret,
     )
     theta, engine = theta.to(site.device), trainer.engine
-    invitation = replace(invitation, theta=theta)
+    request = replace(request, theta=theta)
     if announcement.scored:
-        invitation, engine = replace(invitation, models=theta), trainer.scores(theta)
-    if site.simulated:
-        return _simulated(site, invitation, agent, engine)
-    assert site.ledger is not None
-    assert site.policy is not None
-    return participate_once(invitation, site.agent, agent, engine, site.ledger, site.policy)
+        request, engine = replace(request, models=theta), trainer.scores(theta)
+    return site.answer(request, agent, engine)
 
 
 @refusing()
 def introduce(site: Site, announcement: Announcement) -> str:
     """Return the name that this agent has in the roster, where it would take part in such a run; or raise a Refusal. No
     record, no ledger and no θ has a part in the answer."""
-    judge(_invitation(announcement, torch.empty(0)), site.policy, simulated=site.simulated)
+    check_terms(_request(announcement, torch.empty(0)), site.policy, simulated=site.simulated)
     if announcement.adversary == "local":
-        raise Refusal("terms", "the server asks for this agent's name, and its run adds nothing up")
-    member = member_of(site, announcement)
+        raise Refusal("terms", "the server asks for this agent's name, but its run does not sum updates")
+    member = site.member_for(announcement)
     member.require_cohort(announcement.cohort)
     return member.name
 
 
-def member_of(site: Site, announcement: Announcement) -> Member:
-    """Who this agent is among others; in a simulation, keys follow from the seed."""
-    if site.config is None:
-        if site.member is None:
-            raise Refusal("aggregation", "this run adds up masked updates: name key and roster in the node-config")
-        return site.member
-    keys = played_keys(root_key("seeded", site.config.run.seed), range(site.config.federation.agents))
-    name = agent_name(announcement.number)
-    if name not in keys:
-        raise DataError(f"agent {announcement.number} of a federation of {len(keys)}; the server's config is another")
-    return Member(name, keys[name], Roster({other: key.public for other, key in keys.items()}))
-
-
-def _invitation(announcement: Announcement, theta: Tensor) -> Invitation:
-    return Invitation(
+def _request(announcement: Announcement, theta: Tensor) -> Request:
+    return Request(
         run=announcement.run,
         algorithm=chosen(announcement.algorithm, announcement.adversary),
         terms=announcement.terms,
@@ -207,23 +207,9 @@ def _invitation(announcement: Announcement, theta: Tensor) -> Invitation:
     )
 
 
-def _simulated(site: Site, invitation: Invitation, agent: Agent, engine: Engine) -> bytes:
-    """Many agents share a ledger, where there is one, and their run is not resumed."""
-    plan, name, policy = invitation.terms.plan, site.name(agent.number), site.policy
-    with ExitStack() as stack:
-        ledger: Ledger | None = None
-        if plan is not None and site.ledger is not None:
-            # The run's own was made by its server, before its first checkpoint; a node's is its own to make.
-            ledger = stack.enter_context(Ledger.open(site.ledger, create="ledger" in site.node))
-            if policy is not None:
-                policy.admit(plan, ledger, name, invitation.run, invitation.message)
-        cap = None if policy is None else policy.cap
-        make = partial(payloads, engine=engine, checked=finite)
-        return participate_all(invitation, {name: agent}, make, ledger, cap)[name]
-
-
 def _check_task(site: Site, announcement: Announcement) -> None:
-    if site.own_classes is not None and announcement.classes != site.own_classes:
+    learns = announcement.task.name != Totals.name
+    if learns and site.own_classes is not None and announcement.classes != site.own_classes:
         raise Refusal("terms", f"the run has {announcement.classes} classes, this site {site.own_classes}")
     plan = announcement.terms.plan
     if plan is not None and plan.unit != site.unit:
@@ -233,10 +219,3 @@ def _check_task(site: Site, announcement: Announcement) -> None:
         raise Refusal(
             "terms", f"the run's data.features are {theirs}, this site's {ours}: set features in the node-config"
         )
-
-
-def _root(site: Site, announcement: Announcement) -> bytes:
-    """The operating system's entropy; in a simulation, what its config says."""
-    if site.config is None:
-        return root_key("secure", 0)
-    return root_key(announcement.noise or site.config.privacy.noise, site.config.run.seed)

@@ -13,7 +13,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
-from fedspa.errors import ConfigError, worded
+from fedspa.errors import ConfigError, os_errors_as
 
 _DAYS = 365
 _PEM = serialization.Encoding.PEM
@@ -22,8 +22,8 @@ _PEM = serialization.Encoding.PEM
 def make_certificate(folder: Path, host: str) -> None:
     """ca.crt, server.pem and server.key for a server that is reached as `host`, and as localhost.
 
-    The authority signs this one certificate, and its key is thrown away: there is none to steal. Whoever has an
-    authority of their own puts its files in the place of these.
+    The authority signs this one certificate, and its key is thrown away: there is none to steal. With an authority of
+    your own, put its files in the place of these.
     """
     ca_key, server_key = (ec.generate_private_key(ec.SECP384R1()) for _ in range(2))
     ca_name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "authority of one certificate")])
@@ -62,7 +62,7 @@ def write_private(path: Path, content: bytes) -> None:
 
 
 def node_key_problem(path: Path) -> str | None:
-    """What is wrong with a node's private key, if anything."""
+    """Return what is wrong with a node's private key, if anything."""
     content, problem = _private(path)
     if problem is not None:
         return problem
@@ -76,7 +76,7 @@ def node_key_problem(path: Path) -> str | None:
 
 
 def server_key_problem(key: Path, certificate: Path) -> str | None:
-    """What is wrong with the server's private key, if anything."""
+    """Return what is wrong with the server's private key, if anything."""
     content, problem = _private(key)
     if problem is not None:
         return problem
@@ -89,7 +89,7 @@ def server_key_problem(key: Path, certificate: Path) -> str | None:
 
 
 def read_certificate(path: Path) -> x509.Certificate:
-    with worded(ConfigError, lambda why: f"{path}: {why}; put the certificate there (PEM)"):
+    with os_errors_as(ConfigError, str(path), "put the certificate there (PEM)"):
         content = path.read_bytes()
     try:
         return x509.load_pem_x509_certificate(content)
@@ -98,12 +98,12 @@ def read_certificate(path: Path) -> x509.Certificate:
 
 
 def days_left(certificate: x509.Certificate) -> int:
-    """Until it ends; negative where it has ended."""
+    """Return the days until it ends; negative if it has ended."""
     return (certificate.not_valid_after_utc - datetime.datetime.now(datetime.UTC)).days
 
 
 def names_of(certificate: x509.Certificate) -> list[str]:
-    """By which addresses its owner may be reached."""
+    """Return the addresses by which its owner may be reached."""
     try:
         found = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     except x509.ExtensionNotFound:

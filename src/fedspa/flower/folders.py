@@ -14,7 +14,7 @@ from pydantic import Field, ValidationError
 
 from fedspa import toml
 from fedspa.data.plugin import is_plugin
-from fedspa.errors import ConfigError, describe_invalid, quoted, worded
+from fedspa.errors import ConfigError, describe_invalid, os_errors_as, quoted
 from fedspa.runs.sections import Section
 
 SITE, SERVER = "site.toml", "server.toml"
@@ -89,11 +89,11 @@ class SiteFolder:
 
     @property
     def node_config(self) -> str:
-        """As Flower takes it."""
+        """Return it as Flower takes it."""
         return " ".join(f"{key}={json.dumps(value)}" for key, value in self.node.items())
 
     def digests(self) -> list[str]:
-        """Of the apps that this site runs; a file's lines are those of sha256sum."""
+        """Return the digests of the apps that this site runs; the file's lines are those of sha256sum."""
         found = []
         for number, line in enumerate(toml.text(self.apps, "a list of digests").splitlines(), 1):
             word = line.partition("#")[0].split()[:1]
@@ -122,7 +122,7 @@ class ServerFolder:
 
     @property
     def address(self) -> str:
-        """For whoever asks from the same machine."""
+        """Return the address for programs on the same machine."""
         return f"127.0.0.1:{self.port}"
 
 
@@ -153,7 +153,7 @@ def require_address(key: str, address: str) -> None:
 
 
 def is_host(name: str) -> bool:
-    """Whether a machine can be reached by it: an address, or a name that a certificate can hold."""
+    """Return whether a machine can be reached by it: an address, or a name that a certificate can hold."""
     try:
         ipaddress.ip_address(name)
     except ValueError:
@@ -169,11 +169,7 @@ def address_parts(address: str) -> tuple[str, int]:
 
 def make(folder: Path) -> None:
     """A folder of its owner's alone, new or empty."""
-
-    def words(reason: str) -> str:
-        return f"{folder}: {reason}; name a folder that can be written"
-
-    with worded(ConfigError, words):
+    with os_errors_as(ConfigError, str(folder), "name a folder that can be written"):
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         if any(folder.iterdir()):
             raise ConfigError(f"{folder} is not empty; name a new folder: keys and ledgers are made once")

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 _FORMAT, _PRIVATE = "FEDSPA_LOG_FORMAT", "FEDSPA_LOG_PRIVATE"  # for child processes
+_TEXT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 # "INFO :      SuperNode ID: 7" of Flower, "INFO:     Started server process [1]" of its HTTP server. Both pad the level
 # to a width, which other formats do not: a data function that logs is not taken for them. The HTTP server's CRITICAL
@@ -41,28 +42,31 @@ class JsonFormatter(logging.Formatter):
 
 
 def event(name: str, code: str | None = None) -> dict[str, str | None]:
-    """As `extra` of a call to an agent's logger: what a JSON line of it says. A call without it gives no line."""
+    """Return the `extra` of a call to an agent's logger: its JSON line says this. A call without it gives no line."""
     return {"event": name, "code": code}
 
 
 def set_up() -> None:
-    """In an agent's process: where its node logs as JSON, fedspa's loggers do, too."""
-    private, logger = os.environ.get(_PRIVATE), logging.getLogger("fedspa")
-    if os.environ.get(_FORMAT) != "json" or private is None or logger.handlers:
+    """Set up fedspa's loggers in an agent's process, by the format that its node was started with: text with the time,
+    or JSON lines beside a private file. Elsewhere, as in a simulation, loggers stay as they are."""
+    form, private, logger = os.environ.get(_FORMAT), os.environ.get(_PRIVATE), logging.getLogger("fedspa")
+    if form is None or logger.handlers or (form == "json" and private is None):
         return
     lines = logging.StreamHandler(sys.stderr)
-    lines.setFormatter(JsonFormatter())
-    lines.addFilter(lambda record: hasattr(record, "event"))
-    whole = logging.StreamHandler(os.fdopen(_private(Path(private)), "a", encoding="utf-8"))
-    whole.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
-    logger.handlers = [lines, whole]
+    lines.setFormatter(JsonFormatter() if form == "json" else logging.Formatter(_TEXT))
+    logger.handlers = [lines]
+    if form == "json":
+        lines.addFilter(lambda record: hasattr(record, "event"))
+        whole = logging.StreamHandler(os.fdopen(_private(Path(str(private))), "a", encoding="utf-8"))
+        whole.setFormatter(logging.Formatter(_TEXT))
+        logger.handlers.append(whole)
     logger.setLevel(logging.INFO)
     logger.propagate = False
 
 
 def as_json(private: Path | None) -> None:
-    """From here on, whatever this process and its children print becomes JSON lines on standard output. What is no
-    line of a log goes to `private`; where there is no such file, it is an event of its own."""
+    """Turn all that this process and its children print from now on into JSON lines on standard output. What is no
+    line of a log is written to `private`; without such a file, it is an event of its own."""
     reading, writing = os.pipe()
     sys.stdout.flush()
     sys.stderr.flush()
@@ -90,7 +94,7 @@ def as_json(private: Path | None) -> None:
 
 
 def convert(lines: BinaryIO, out: BinaryIO, private: BinaryIO | None) -> None:
-    """Until `lines` end."""
+    """Convert lines until they end."""
     for line in lines:
         text = _COLOUR.sub("", line.decode("utf-8", "replace")).rstrip("\r\n")
         if _is_json(text):
@@ -109,7 +113,7 @@ def convert(lines: BinaryIO, out: BinaryIO, private: BinaryIO | None) -> None:
 
 
 def _private(path: Path) -> int:
-    """To append to; its owner alone can read it."""
+    """Open a file to append to, which only its owner can read."""
     return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
 
 
@@ -120,7 +124,7 @@ def _line(level: str, logger: str, event: str, code: str | None = None) -> str:
 
 
 def _is_json(text: str) -> bool:
-    """Whether it is a line that this module wrote. Other code may log as JSON, too."""
+    """Return whether it is a line that this module wrote. Other code may log as JSON, too."""
     if not text.startswith('{"time": '):
         return False
     try:

@@ -47,7 +47,7 @@ def site_health(site: SiteFolder) -> tuple[bool, str]:
 
 
 def server_health(server: ServerFolder) -> tuple[bool, str]:
-    """The server is healthy when it answers under its own certificate."""
+    """Return whether the server answers under its own certificate, and a line that says so."""
     host, port = address_parts(server.address)
     if (problem := answers_tls(host, port, str(server.authority))) is not None:
         return False, f"server: unhealthy: {problem}"
@@ -244,7 +244,7 @@ def answers_path(ledger: Path) -> Path:
 
 
 def read_answers(ledger: Path) -> Answers:
-    """What was counted; nothing where the file is missing or is none."""
+    """Return what was counted; nothing where the file is missing or is none."""
     with suppress(OSError):
         return _parse_answers(answers_path(ledger).read_text("utf-8")[:_LARGEST])
     return Answers()

@@ -1,8 +1,8 @@
 """What the server knows of its nodes: which agent each is, who refused or falls silent, what each was asked, and the
 grid by which it asks.
 
-Under secure aggregation a node says its name when it is asked, and nobody checks that it is true: whoever takes
-another's name has no keys that fit, so that sums with it are void, and learns nothing.
+Under secure aggregation a node says its name when it is asked, and nobody checks that it is true: a node that
+takes another's name does not have the matching keys, so that sums with it are void, and it learns nothing.
 """
 
 from __future__ import annotations
@@ -21,19 +21,18 @@ from typing import Any
 import httpx
 from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.common.constant import SUPERLINK_NODE_ID
-from flwr.proto.node_pb2 import NodeInfo
 from flwr.serverapp import Grid
 from flwr.supercore import log
-from flwr.supercore.run import Run
 
 from fedspa import durable
-from fedspa.agent.member import played_keys
+from fedspa.agent.member import simulated_keys
 from fedspa.agent.participate import CODES
-from fedspa.errors import ConfigError, FedspaError, worded
+from fedspa.errors import ConfigError, FedspaError, os_errors_as
 from fedspa.flower.settings import FlowerSettings
 from fedspa.randomness.streams import root_key
+from fedspa.runs.rundir import read_asked
 from fedspa.runs.setup import Job
-from fedspa.secagg.roster import Roster
+from fedspa.secagg.keys import Roster
 
 
 class NodeRegistry:
@@ -60,7 +59,7 @@ class NodeRegistry:
                 self._numbers[node] = len(self._numbers)
         before, self._online = self._online, {self._numbers[node]: node for node in online if node in self._numbers}
         for number in self._online.keys() - before.keys():
-            self.heard(number)  # a node that comes back was started anew
+            self.mark_responsive(number)  # a node that comes back was started anew
         return len(self._online)
 
     def knows(self, node: int) -> bool:
@@ -78,18 +77,18 @@ class NodeRegistry:
 
     @property
     def known(self) -> int:
-        """How many numbers were given."""
+        """Return how many numbers were given."""
         return len(self._numbers)
 
-    def willing(self, cohort: Iterable[int]) -> list[int]:
-        """Those of `cohort` who did not refuse for good, there or not."""
+    def not_refused(self, cohort: Iterable[int]) -> list[int]:
+        """Return the agents of `cohort` that did not refuse for good, online or not."""
         return [number for number in cohort if number not in self.refused]
 
-    def heard(self, number: int) -> None:
-        """It answered, whatever it said."""
+    def mark_responsive(self, number: int) -> None:
+        """Note that the agent answered."""
         self._silent.pop(number, None)
 
-    def unheard(self, number: int) -> int:
+    def mark_silent(self, number: int) -> int:
         """It was asked and did not answer, which cost everyone the round's time. It is left out of its next turn, after
         another silence of three, then of seven …; returns of how many."""
         times = self._silent.get(number, (0, 0))[0] + 1
@@ -97,18 +96,18 @@ class NodeRegistry:
         self._silent[number] = (times, turns)
         return turns
 
-    def rests(self, number: int) -> bool:
-        """Whether it is left out of this turn for its silence."""
+    def is_backing_off(self, number: int) -> bool:
+        """Return whether it is left out of this turn for its silence."""
         return self._silent.get(number, (0, 0))[1] > 0
 
-    def leave_out(self, number: int) -> None:
-        """A turn of its rest is over."""
+    def skip_turn(self, number: int) -> None:
+        """Count one skipped turn of the agent's back-off."""
         times, turns = self._silent[number]
         self._silent[number] = (times, turns - 1)
 
     def reachable(self, cohort: Iterable[int]) -> dict[int, int]:
         """Node id → number, of those of `cohort` who are willing and online."""
-        return {self._online[number]: number for number in self.willing(cohort) if number in self._online}
+        return {self._online[number]: number for number in self.not_refused(cohort) if number in self._online}
 
     def to_json(self) -> dict[str, Any]:
         # As texts: node ids have 64 bits, and not every reader of JSON keeps them.
@@ -122,7 +121,7 @@ class NodeRegistry:
         self.refused = {int(number): str(code) for number, code in saved["refused"].items()}
 
 
-class AskedRounds:
+class RequestLog:
     """The file asked.jsonl of a run's folder: one line a question, {"round": t, "agents": [numbers]}, with "attempt"
     where it is not the first."""
 
@@ -153,7 +152,7 @@ class AskedRounds:
         return self._last.get(round_)
 
     def count(self, agent: int) -> int:
-        """In how many attempts `agent` was asked."""
+        """Return in how many attempts `agent` was asked."""
         return self._counts[agent]
 
     @property
@@ -182,31 +181,14 @@ class AskedRounds:
         return fresh
 
     def _read(self) -> None:
-        try:
-            data = self._path.read_bytes()
-        except FileNotFoundError:
-            return
-        whole, end, torn = data.rpartition(b"\n")
-        for number, line in enumerate(whole.split(b"\n") if end else (), 1):
-            try:
-                entry = json.loads(line)
-                agents = [_whole(agent) for agent in entry["agents"]]
-                self._note(_whole(entry["round"]), _whole(entry.get("attempt", 1)), agents)
-            except (ValueError, KeyError, TypeError, AttributeError):
-                raise FedspaError(
-                    f"{self._path}, line {number}: not a line that this server wrote; put the file back from a backup"
-                ) from None
+        for round_, attempt, agents in read_asked(self._path):
+            self._note(round_, attempt, agents)
+        whole, end, torn = self._path.read_bytes().rpartition(b"\n") if self._path.exists() else (b"", b"", b"")
         if torn:  # cut short by a crash: what it would have announced was never sent
             durable.replace_text(self._path, (whole + end).decode())
 
     def _one_line_errors(self, done: str) -> AbstractContextManager[None]:
-        return worded(FedspaError, lambda why: f"{self._path} cannot be {done}: {why}; fix that, then resume")
-
-
-def _whole(value: object) -> int:
-    if type(value) is not int or value < 0:
-        raise ValueError
-    return value
+        return os_errors_as(FedspaError, f"{self._path} cannot be {done}", "fix that, then resume")
 
 
 class Members:
@@ -218,20 +200,20 @@ class Members:
 
     @property
     def digest(self) -> str:
-        """Of the names in their order: of who has which number. Keys may change in a run's time."""
+        """Return a digest of the names in their order, which gives the numbers. Keys may change during a run."""
         return hashlib.sha256("\n".join(self.names).encode()).hexdigest()[:32]
 
     def number(self, name: str) -> int | None:
         return self.names.index(name) if name in self._keys else None
 
-    def cohort(self, numbers: Iterable[int]) -> dict[str, bytes]:
-        """Name → public key."""
-        return {self.names[number]: self._keys[self.names[number]] for number in numbers}
+    def key(self, number: int) -> bytes:
+        """Return the public key of an agent."""
+        return self._keys[self.names[number]]
 
 
 def members_of(job: Job, settings: FlowerSettings) -> Members | None:
-    """Of a run whose server sees sums only; None where it sees each update. Those of a deployment are in the server's
-    roster, and a simulation's have keys that follow from its seed."""
+    """Return the members of a run whose server sees sums only; None if it sees each update. Those of a deployment are
+    in the server's roster, and a simulation's have keys that follow from its seed."""
     agents = job.config.federation.agents
     if job.plan is None or job.plan.aggregation is None:
         if settings.roster is not None:
@@ -245,7 +227,7 @@ def members_of(job: Job, settings: FlowerSettings) -> Members | None:
     if settings.records is None:
         if settings.roster is not None:
             raise ConfigError("flower.roster is for a deployment; a simulation's keys follow from its seed")
-        keys = played_keys(root_key("seeded", job.config.run.seed), range(agents))
+        keys = simulated_keys(root_key("seeded", job.config.run.seed), range(agents))
         return Members({name: key.public for name, key in keys.items()})
     if settings.roster is None:
         raise ConfigError("flower.roster is missing; under secure aggregation it names the file of all sites' keys")
@@ -266,7 +248,7 @@ class Introductions:
         self._asked: dict[str, int] = {}  # message → node
         self.refused: dict[int, str] = {}
 
-    def meet(self, grid: Grid, nodes: Iterable[int], known: NodeRegistry) -> None:
+    def meet(self, grid: PollingGrid, nodes: Iterable[int], known: NodeRegistry) -> None:
         """Take in the names that were said, and ask those who are new."""
         online = set(nodes)
         for node in self.refused.keys() - online:  # it may come back fixed
@@ -281,7 +263,7 @@ class Introductions:
         self._asked |= {sent: node for sent, node in zip(grid.push_messages(questions), new) if sent}
         self._listen(grid, known, online)
 
-    def _listen(self, grid: Grid, known: NodeRegistry, online: set[int]) -> None:
+    def _listen(self, grid: PollingGrid, known: NodeRegistry, online: set[int]) -> None:
         if not self._asked:
             return
         for reply in grid.pull_messages(sorted(self._asked)):
@@ -296,7 +278,7 @@ class Introductions:
                 log(WARNING, "node %d is no member of this run (%s)", node, fault)
 
     def _read(self, content: RecordDict) -> tuple[int | None, str | None]:
-        """The number of the member that a reply names, or what is wrong with it. Its text is never looked at."""
+        """Return the number of the member that a reply names, or what is wrong with it. Its text is never looked at."""
         record = content.get("member")
         if set(content) != {"member"} or not isinstance(record, ConfigRecord) or len(record) != 1:
             return None, "malformed"
@@ -307,8 +289,12 @@ class Introductions:
         return None, code if isinstance(code, str) and code in CODES else "malformed"
 
 
-class PollingGrid(Grid):
-    """Wraps the grid of a ServerApp. `poll` is the time between two looks, in seconds."""
+_FIRST_PAUSE = 0.01  # seconds; each pause is twice the last, up to `poll`: a simulation's nodes answer at once
+
+
+class PollingGrid:
+    """Wraps the grid of a ServerApp, whose replies it checks one by one. `poll` is the time between two looks, in
+    seconds."""
 
     def __init__(self, grid: Grid, poll: float) -> None:
         self._grid = grid
@@ -317,23 +303,8 @@ class PollingGrid(Grid):
         self._overdue: set[str] = set()
         self.unused: Counter[str] = Counter()  # replies that nobody is shown, by why
 
-    def set_run(self, run: Run) -> None:
-        self._grid.set_run(run)
-
-    @property
-    def run(self) -> Run:
-        return self._grid.run
-
-    def create_message(
-        self, content: RecordDict, message_type: str, dst_node_id: int, group_id: str, ttl: float | None = None
-    ) -> Message:
-        return self._grid.create_message(content, message_type, dst_node_id, group_id, ttl)
-
     def get_node_ids(self) -> Iterable[int]:
         return self._grid.get_node_ids()
-
-    def get_nodes(self) -> Iterable[NodeInfo]:
-        return self._grid.get_nodes()
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
         questions = list(messages)
@@ -344,27 +315,30 @@ class PollingGrid(Grid):
         return names
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        """The replies that came. Those that cannot be read are left out, and are not waited for again."""
+        """Return the replies that came. Those that cannot be read are left out, and are not waited for again."""
         return [reply for name in message_ids if name in self._asked for reply in self._pulled(name)]
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
-        """Push, then pull until every message has its reply or `timeout` seconds are over."""
+        """Push, then pull until every message has its reply or `timeout` seconds are over: at first often, then every
+        `poll` seconds."""
         waiting = {sent for sent in self.push_messages(messages) if sent}
         end = None if timeout is None else time.monotonic() + timeout
         replies: list[Message] = []
+        pause = min(_FIRST_PAUSE, self._poll)
         while waiting:
             began = time.monotonic()
             replies += self.pull_messages(sorted(waiting))
             waiting &= self._asked.keys()
             if not waiting or (end is not None and time.monotonic() >= end):
                 break
-            time.sleep(max(self._poll, time.monotonic() - began))  # of many nodes, a look takes its time
+            time.sleep(max(pause, time.monotonic() - began))  # of many nodes, a look takes its time
+            pause = min(2 * pause, self._poll)
         self._drop_late()
         self._overdue |= waiting
         return replies
 
     def _pulled(self, name: str) -> list[Message]:
-        """The reply to one question, if it came and is what its node may say."""
+        """Return the reply to one question, if it came and is what its node may say."""
         node = self._asked[name]
         try:
             found = list(self._grid.pull_messages([name]))

@@ -15,6 +15,7 @@ from typing import Annotated, Any, Final
 from pydantic import Field, ValidationError
 
 from fedspa.errors import ConfigError, describe_invalid, quoted
+from fedspa.learning.options import BALANCED
 from fedspa.runs import config as configs
 from fedspa.runs.config import Config
 from fedspa.runs.sections import Many, Section
@@ -23,8 +24,18 @@ Seconds = Annotated[float, Field(gt=0, le=10**7)]
 
 # Keys whose values may come as the text of JSON, and what that must be.
 AS_TEXT: Final = {
-    **dict.fromkeys(("algorithm.compression", "task.options.weights", "tuning.candidates"), list),
-    "data.table.columns": dict,
+    **dict.fromkeys(
+        (
+            "algorithm.compression",
+            "task.options.weights",
+            "task.options.columns",
+            "tuning.candidates",
+            "tuning.expected_gains",
+            "run.chosen",
+        ),
+        list,
+    ),
+    **dict.fromkeys(("data.table.columns", "task.options.shares"), dict),
 }
 
 
@@ -32,9 +43,9 @@ class FlowerSettings(Section):
     """How the server waits. Times are in seconds.
 
     `records` is the fewest records that an agent of a deployment holds: it sets the public sampling rate, so that the
-    server's ε holds for all. Without it the run is a simulation, in which `data` is dealt out to the nodes. `quorum` is
-    the number of valid updates that a round needs for θ to move (default: half of per_round). `resume` continues
-    `run.out`. `roster` is the server's copy of the sites' names and public keys, for secure aggregation.
+    server's ε holds for all. Without it the run is a simulation, in which `data` is partitioned among the nodes.
+    `quorum` is the number of valid updates that a round needs for θ to move (default: half of per_round). `resume`
+    continues `run.out`. `roster` is the server's copy of the sites' names and public keys, for secure aggregation.
     """
 
     records: Many | None = None
@@ -60,13 +71,13 @@ def read_config(run_config: Mapping[str, Any]) -> tuple[Config, FlowerSettings]:
         table: dict[str, Any] = sections
         for part in tables:
             table = table.setdefault(part, {})
-        table[name] = _read(key, value) if key in AS_TEXT and isinstance(value, str) else value
+        table[name] = _read(key, value) if key in AS_TEXT and isinstance(value, str) and value != BALANCED else value
     try:
         settings = FlowerSettings.model_validate(sections.pop("flower", {}))
     except ValidationError as error:
         raise ConfigError(describe_invalid(error, FlowerSettings, "flower.")) from None
     config = configs.load(sections)
-    _check_unsupported(config)
+    _check_left_out(config, _OF_NODES)
     quorum = settings.quorum
     if quorum is not None and quorum > config.federation.per_round:
         raise ConfigError(
@@ -75,42 +86,41 @@ def read_config(run_config: Mapping[str, Any]) -> tuple[Config, FlowerSettings]:
     return config, settings
 
 
+# Keys of a simulation, with the value that leaves each to Flower's nodes, and why.
+_OF_NODES: Final = {
+    "run.device": ("cpu", "on Flower each site names its own device"),
+    "run.tf32": (False, "no engine of a Flower site takes it"),
+    "run.workers": (1, "on Flower each node trains its own agent"),
+    "run.checkpoint_every": (1, "agents answer no earlier round again, so that none may be lost"),
+}
+# Likewise, of agents that have records and limits already.
+_OF_SITES: Final = {
+    "data.partition": ("iid", "with flower.records the agents hold their own"),
+    "data.agent_holdout": (0.0, "with flower.records each agent trains on all that its site names"),
+    "run.engine": ("auto", "each deployed agent takes the fastest that it has"),
+    "run.ledger": (None, "a deployed agent names its ledger in its own node-config"),
+    "run.policy": (None, "a deployed agent names its policy in its own node-config"),
+}
+
+
 def check_deployable(config: Config) -> None:
-    """Raise on a key by which a simulation's agents are made; those of a deployment have records and limits already."""
+    """Raise on a key by which a simulation's agents are made."""
     if config.private and config.privacy.noise == "seeded":
         raise ConfigError(
             "privacy.noise is 'seeded', which the server could subtract; a deployment takes secure or exact"
         )
-    if config.data.partition != "iid":
-        raise ConfigError(
-            f"data.partition is {config.data.partition!r}; with flower.records the agents hold their own: leave it out"
-        )
-    if config.run.engine != "auto":
-        raise ConfigError(
-            f"run.engine is {config.run.engine!r}; each deployed agent takes the fastest that it has: leave it out"
-        )
-    for key, path in (("ledger", config.run.ledger), ("policy", config.run.policy)):
-        if path is not None:
-            raise ConfigError(f"run.{key} is {path!r}; a deployed agent names its {key} in its own node-config")
+    _check_left_out(config, _OF_SITES)
 
 
-def _check_unsupported(config: Config) -> None:
-    run = config.run
-    if run.device != "cpu":
-        raise ConfigError(f"run.device is {run.device!r}; on Flower each site names its own device: leave it out")
-    if run.tf32:
-        raise ConfigError("run.tf32 is true, which no engine of a Flower site takes: leave it out")
-    if run.workers != 1:
-        raise ConfigError(f"run.workers is {run.workers}; on Flower each node trains its own agent: leave it at 1")
-    if run.checkpoint_every != 1:
-        raise ConfigError(
-            f"run.checkpoint_every is {run.checkpoint_every}; on Flower it must be 1: agents answer no earlier round "
-            "again, so that none may be lost"
-        )
+def _check_left_out(config: Config, keys: Mapping[str, tuple[object, str]]) -> None:
+    values = configs.flat(config)
+    for key, (unset, why) in keys.items():
+        if values[key] != unset:
+            raise ConfigError(f"{key} is {values[key]!r}; {why}: leave it out")
 
 
 def _read(key: str, value: Any) -> Any:
-    """From its text, as in "[0, 1, 0.1, 1]"."""
+    """Read a value from its text, as in "[0, 1, 0.1, 1]"."""
     try:
         found = json.loads(value)
     except (TypeError, ValueError, RecursionError):

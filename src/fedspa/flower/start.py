@@ -1,6 +1,6 @@
 """Flower's own programs for a site or the server: the SuperNode, the SuperLink, and the `flwr` command.
 
-In Flower the server ships the code that agents run. Whoever controls that code controls what leaves, whatever policy
+In Flower the server ships the code that agents run. Control of that code is control of what leaves, whatever policy
 and ledger say. Here the agent's operator reviews an app and pins the digest of its bundle (`fedspa site pin`); an app
 of any other content is answered with Flower's own "invalid FAB" and never unpacked.
 
@@ -12,24 +12,27 @@ longer makes it there: `tests/flower` runs with each version that is supported.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import inspect
 import json
 import os
+import re
 import shutil
+import socket
 import subprocess
 import sys
 import time
 import zipfile
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
-from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedspa.errors import ConfigError, FedspaError, quoted, real_path, worded
+from fedspa import toml
+from fedspa.errors import ConfigError, FedspaError, did_you_mean, os_errors_as, quoted, real_path
 from fedspa.flower.folders import ServerFolder, SiteFolder
 
 if TYPE_CHECKING:
@@ -49,6 +52,7 @@ def environment(folder: Path) -> dict[str, str]:
         "FLWR_DISABLE_UPDATE_CHECK": "1",
         "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
         "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.05",
+        "FEDSPA_LOG_FORMAT": "text",
     }
     # A node starts `flower-superexec` by its name, which lies beside this Python.
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
@@ -56,7 +60,7 @@ def environment(folder: Path) -> dict[str, str]:
 
 
 def node_arguments(site: SiteFolder) -> list[str]:
-    """The flags of `flower-supernode`."""
+    """Return the flags of `flower-supernode`."""
     return [
         *("--superlink", site.superlink, "--root-certificates", str(site.certificate)),
         *("--auth-supernode-private-key", str(site.key)),
@@ -65,7 +69,7 @@ def node_arguments(site: SiteFolder) -> list[str]:
 
 
 def superlink_arguments(server: ServerFolder) -> list[str]:
-    """The flags of `flower-superlink`."""
+    """Return the flags of `flower-superlink`."""
     return [
         *("--host", server.host, "--port", str(server.port), "--enable-supernode-auth"),
         *("--ssl-ca-certfile", str(server.authority), "--ssl-certfile", str(server.certificate)),
@@ -74,7 +78,7 @@ def superlink_arguments(server: ServerFolder) -> list[str]:
 
 
 def run_site(site: SiteFolder) -> None:
-    """Be the site's node until SIGTERM or Ctrl-C. It runs the apps that were pinned, and no other."""
+    """Run the site's node until SIGTERM or Ctrl-C. It takes the apps that were pinned, and no other."""
     digests = site.digests()
     if not digests:
         raise ConfigError(
@@ -83,6 +87,7 @@ def run_site(site: SiteFolder) -> None:
         )
     if not site.ledger.exists():
         raise ConfigError(f"{site.ledger} is missing; put it back: it is made once, by `fedspa site new`")
+    _check_port("127.0.0.1", site.port, f"set another port in {site.path}/site.toml")
     _enter(site.path)
     from flwr.supernode.cli import flower_supernode
 
@@ -93,7 +98,8 @@ def run_site(site: SiteFolder) -> None:
 
 
 def run_server(server: ServerFolder) -> None:
-    """Be the SuperLink until SIGTERM or Ctrl-C."""
+    """Run the SuperLink until SIGTERM or Ctrl-C."""
+    _check_port(server.host, server.port, f"set another port in {server.path}/server.toml")
     _enter(server.path)
     server.runs.mkdir(exist_ok=True)
     from flwr.superlink.cli import flower_superlink
@@ -102,10 +108,21 @@ def run_server(server: ServerFolder) -> None:
     flower_superlink()
 
 
+def _check_port(host: str, port: int, fix: str) -> None:
+    """Raise where another process listens on the port: Flower's own error would name neither port nor file."""
+    try:
+        socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET).close()
+    except OSError as error:
+        why = error.strerror or str(error)
+        if error.errno == errno.EADDRINUSE:
+            why = "it is running already, or another program has the port"
+        raise ConfigError(f"port {port} of {host} cannot be used: {why}; {fix}") from None
+
+
 def flwr(server: ServerFolder, *arguments: str) -> str:
-    """What a `flwr` command prints, of one that talks to this server; a FedspaError with its words where it fails."""
+    """Return what a `flwr` command that talks to this server prints; a FedspaError with its message where it fails."""
     home = server.path / "flwr"
-    with worded(FedspaError, lambda why: f"{home}: {why}; make the server's folder writable"):
+    with os_errors_as(FedspaError, str(home), "make the server's folder writable"):
         home.mkdir(exist_ok=True)
         config = home / "config.toml"
         # Made anew each time: the folder may have been moved, or be mounted elsewhere.
@@ -133,8 +150,8 @@ def flwr(server: ServerFolder, *arguments: str) -> str:
 
 
 def _enter(folder: Path) -> None:
-    """Be in the folder, where a function of its owner's own is found, with the environment for Flower."""
-    with worded(ConfigError, lambda why: f"{folder}: {why}"):
+    """Change to the folder, in which functions of its owner are found, and set the environment for Flower."""
+    with os_errors_as(ConfigError, str(folder)):
         os.chdir(folder)
     os.environ.update(environment(folder))
 
@@ -143,7 +160,7 @@ TESTED = "1.42.0"  # the newest Flower that the tests ran with
 
 
 def pin(allowed: frozenset[str]) -> None:
-    """From here on, a SuperNode of this process takes an app only if its content has one of these digests."""
+    """Have a SuperNode of this process take an app only if its content has one of these digests."""
     from flwr.supernode import start_client_internal as internal
 
     pull: Callable[..., int | None] = internal._pull_and_store_message
@@ -155,7 +172,7 @@ def pin(allowed: frozenset[str]) -> None:
     ):
         raise ConfigError(
             f"flwr {version('flwr')} checks apps in another way than the versions that fedspa knows, and a site runs "
-            f"no app unchecked; install flwr {TESTED}: pip install 'flwr[simulation]=={TESTED}'"
+            f"no app unchecked; install flwr {TESTED}: pip install 'flwr=={TESTED}'"
         )
 
     def pinned_pull(*, get_fab: Callable[[str, int], Fab], **others: Any) -> int | None:
@@ -194,12 +211,12 @@ def send_leftovers_first() -> None:
 
 
 def digest_of(app: Path) -> str:
-    """Of an app as it is shipped: of its folder, or of a bundle that `flwr build` made."""
+    """Return the digest of an app as it is shipped: of its folder, or of a bundle that `flwr build` made."""
     from click import ClickException
     from flwr.cli.build import build_fab_from_disk
     from flwr.cli.config_utils import load_and_validate
 
-    with worded(ConfigError, lambda why: f"{app}: {why}; name the folder of an app, or its .fab"):
+    with os_errors_as(ConfigError, str(app), "name the folder of an app, or its .fab"):
         if app.is_file():
             if not zipfile.is_zipfile(app):
                 raise ConfigError(
@@ -218,15 +235,15 @@ _LOOK = 2.0  # seconds between two looks at a run
 
 def register(server: ServerFolder, keys: Iterable[Path]) -> dict[str, bool]:
     """Each public key in the server's folder of nodes by its name, and whether it was new. `keys` are copied there."""
-    with worded(ConfigError, lambda why: f"{server.nodes}: {why}"):
+    with os_errors_as(ConfigError, str(server.nodes)):
         server.nodes.mkdir(exist_ok=True)
     for key in keys:
         target = server.nodes / key.name
-        with worded(ConfigError, partial("{}: {}; give a public key, as node.key.pub".format, key)):
+        with os_errors_as(ConfigError, str(key), "give a public key, as node.key.pub"):
             if not target.exists():
                 shutil.copyfile(key, target)
             elif target.read_bytes() != key.read_bytes():
-                raise ConfigError(f"{target} is there with another key; name this one otherwise, as NAME.pub")
+                raise ConfigError(f"{target} exists already with another key; give this one another name, as NAME.pub")
     found = sorted(server.nodes.glob("*.pub"))
     if not found:
         raise ConfigError(f"{server.nodes} has no public key; put each site's node.key.pub there, as north.pub")
@@ -242,8 +259,12 @@ def register(server: ServerFolder, keys: Iterable[Path]) -> dict[str, bool]:
     return done
 
 
-def train(server: ServerFolder, app: Path, config: str, name: str | None) -> tuple[bool, str]:
-    """Whether a run of the app in folder `app` was completed, and what came of it in one line."""
+def train(
+    server: ServerFolder, app: Path, config: str, name: str | None, follow: Callable[[Path], None]
+) -> tuple[bool, str]:
+    """Return whether a run of the app in folder `app` was completed, and what came of it in one line. `follow` is
+    called with the run's folder every two seconds."""
+    _check_keys(app, config)
     out = server.runs / (name or datetime.now(UTC).strftime("%Y%m%d-%H%M%S"))
     resumed = "flower.resume=true" in config.replace(" ", "")
     if out.exists() and not resumed:
@@ -259,10 +280,35 @@ def train(server: ServerFolder, app: Path, config: str, name: str | None) -> tup
         )
     number = str(answer["run-id"])
     while not (status := _status(server, number)).startswith("finished"):
+        follow(out)
         time.sleep(_LOOK)
+    follow(out)
     if status == "finished:completed" and (out / "summary.json").exists():
         return True, f"run {number}: completed; see {out}, or `fedspa report {out}`"
     return False, f"run {number}: {status}; {_last_words(server, number)}"
+
+
+def _check_keys(app: Path, config: str) -> None:
+    """Raise where `config` overrides a key that the app's own config does not have: Flower takes no other."""
+    path = real_path(app) / "pyproject.toml"
+    found: Any = toml.read(path, "the pyproject.toml of a Flower app")
+    for part in ("tool", "flwr", "app", "config"):
+        found = found.get(part) if isinstance(found, dict) else None
+    known = set(_flat_keys(found)) if isinstance(found, dict) else set()
+    for key in re.findall(r"(?:^|\s)([\w.-]+)\s*=", config):
+        if key not in known:
+            raise ConfigError(
+                f"{key} is no key of [tool.flwr.app.config] in {path}{did_you_mean(key, known)}; add it there with its "
+                "value, or name one of its keys"
+            )
+
+
+def _flat_keys(table: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
+    for key, value in table.items():
+        if isinstance(value, dict):
+            yield from _flat_keys(value, f"{prefix}{key}.")
+        else:
+            yield prefix + key
 
 
 def _status(server: ServerFolder, number: str) -> str:
@@ -271,7 +317,7 @@ def _status(server: ServerFolder, number: str) -> str:
 
 
 def _answer(server: ServerFolder, *arguments: str) -> Any:
-    """What a `flwr` command answers a program."""
+    """Return what a `flwr` command answers a program."""
     said = flwr(server, *arguments, "--format", "json")
     try:
         return json.loads(said)
@@ -282,7 +328,7 @@ def _answer(server: ServerFolder, *arguments: str) -> Any:
 
 
 def _last_words(server: ServerFolder, number: str) -> str:
-    """Why a run ended, as its app said."""
+    """Return the reason for a run's end that its app logged."""
     lines = flwr(server, "log", number, NAME, "--show").splitlines()
     said = [line.partition("Error: ")[2] for line in lines if "Error: " in line]
     return said[-1] if said else "see the server's log"

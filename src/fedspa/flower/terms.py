@@ -18,29 +18,29 @@ from pydantic import BeforeValidator, Field, ValidationError, create_model
 
 from fedspa import registry
 from fedspa.algorithms import Algorithm, Terms, chosen
-from fedspa.algorithms.base import require_sendable
-from fedspa.algorithms.scores import MOST_MODELS, score_terms
+from fedspa.algorithms.base import MOST_MODELS, check_sendable, score_terms
 from fedspa.data.features import Features
+from fedspa.engine.optimizer import LocalOptimizer, OptimizerName
 from fedspa.errors import ConfigError, FedspaError, PayloadError, PrivacyError, describe_detail
 from fedspa.learning.flat import NUMBERS
+from fedspa.learning.options import BALANCED
 from fedspa.mechanisms.base import (
     LARGEST_CLIP,
     SMALLEST_CLIP,
     STEPS,
     Adversary,
-    Clipping,
-    ClipRule,
     Mechanism,
     NoPlan,
     Plan,
 )
-from fedspa.privacy.event import Neighbours, Sampling, Unit
-from fedspa.randomness.philox import SEED_BYTES
-from fedspa.randomness.sparsify import MaskMode
+from fedspa.privacy.event import Sampling
+from fedspa.randomness.mask import SEED_BYTES, MaskMode
 from fedspa.randomness.streams import NoiseMode
 from fedspa.runs import identity
 from fedspa.runs.config import check_options, check_task_options
 from fedspa.runs.sections import Section, Task
+from fedspa.secagg.masking import SEALED_BYTES
+from fedspa.secagg.recovery import TAG_BYTES, Step
 from fedspa.secagg.session import DIGEST_BYTES, MOST_MEMBERS
 from fedspa.wire.payload import Coding
 
@@ -93,6 +93,10 @@ class Record(Section):
     batch: Count
     local_steps: Annotated[int, Field(ge=1, le=10**6)]
     local_lr: Annotated[Float, Field(ge=1e-12, le=1e6)]
+    local_optimizer: OptimizerName
+    local_beta1: Annotated[Float, Field(ge=1e-9, le=0.999999)]
+    local_beta2: Annotated[Float, Field(ge=0.5, le=0.999999)]
+    local_kappa: Annotated[Float, Field(ge=1e-10, le=1e10)]
     options: Annotated[str, Field(max_length=10_000)]
     private: bool
     adversary: Adversary
@@ -100,6 +104,7 @@ class Record(Section):
     scored: Annotated[int, Field(ge=0, le=MOST_MODELS)]
     cohort: Annotated[list[Annotated[str, Field(max_length=64)]], Field(max_length=MOST_MEMBERS)]
     binding: Annotated[bytes, Field(max_length=DIGEST_BYTES)]
+    recovery: bool
 
 
 # Of the plans of all mechanisms; a mechanism's own numbers have bounds in its module.
@@ -113,7 +118,7 @@ PLAN_LIMITS: Final[dict[str, tuple[float, float]]] = {
     "members": (0, MOST_MEMBERS),
     "colluders": (0, MOST_MEMBERS),
 }
-_PLAN_WORDS: Final[dict[str, Any]] = {"clip": Clipping, "clip_rule": ClipRule, "neighbours": Neighbours, "unit": Unit}
+_CONSTANTS: Final = ("beta1", "beta2", "kappa")  # of an agent's optimiser
 # What an announcement says as it is.
 _OWN: Final = ("run", "number", "algorithm", "model", "model_seed", "classes", "features", "coding", "mask_seed")
 
@@ -122,21 +127,20 @@ def record_model(mechanism: Mechanism | None) -> type[Record]:
     """Return the strict model of a record, with the keys of the mechanism's plan where there is one."""
     if mechanism is None:
         return Record
-    return _with_plan(tuple(mechanism.record.items()), tuple(mechanism.limits.items()))
+    return _with_plan(mechanism)
 
 
 @lru_cache(maxsize=16)
-def _with_plan(plan: tuple[tuple[str, type], ...], limits: tuple[tuple[str, tuple[float, float]], ...]) -> type[Record]:
-    bounds = PLAN_LIMITS | dict(limits)
+def _with_plan(mechanism: Mechanism) -> type[Record]:
     fields: dict[str, Any] = {"noise": (NoiseMode, ...)}
-    for key, kind in plan:
+    for key, (kind, limits) in mechanism.announced.items():
         if key in Record.model_fields:
             continue
-        if kind in (int, float):
-            least, most = bounds[key]
+        if kind in (int, float):  # a number without limits of its own: the plan checks it
+            least, most = PLAN_LIMITS.get(key, (-_MANY, _MANY)) if limits is None else (limits.least, limits.most)
             fields[key] = (Annotated[Float if kind is float else int, Field(ge=kind(least), le=kind(most))], ...)
         else:
-            fields[key] = (_PLAN_WORDS.get(key, kind), ...)
+            fields[key] = (kind, ...)
     return create_model("PlanRecord", __base__=Record, **fields)
 
 
@@ -152,10 +156,11 @@ class Announcement:
     is simulated; a deployed agent has a name of its own. `task` is the run's section [task], in the record as JSON;
     `classes` is how many outputs it wants of an example, 0 where that is the model's affair. `features` is the run's
     data.features, "" for none. `noise` is None where nothing is private. `model_seed` is what the server drew the
-    model's first values with, and `constants` sketches those that never change (learning/constants.py).
+    model's first values with, and `constants` sketches those that never change (`flat.sketch`).
 
     Under secure aggregation, `cohort` names everybody in the sum of this `attempt` at the round, the agent itself
     among them, and `binding` is that of the session in which the server adds up; empty where no update is asked for.
+    `recovery` says whether the sum can be recovered when members fall silent.
 
     Where `scored` is not 0, nobody trains: so many models are to be scored.
     """
@@ -175,6 +180,7 @@ class Announcement:
     scored: int = 0
     cohort: tuple[str, ...] = ()
     binding: bytes = b""
+    recovery: bool = False
     model_seed: bytes = bytes(8)
     constants: tuple[float, ...] = ()
 
@@ -190,7 +196,7 @@ def to_record(announcement: Announcement) -> ConfigRecord:
         "version": VERSION,
         "editions": identity.written_editions(),
         **{key: getattr(announcement, key) for key in _OWN},
-        "task": announcement.task.model_dump_json(),
+        "task": announcement.task.model_dump_json(exclude={"metric"}),  # how the server judges is its own matter
         "options": json.dumps(dict(terms.options), sort_keys=True),
         "private": plan is not None,
         "adversary": announcement.adversary,
@@ -198,21 +204,24 @@ def to_record(announcement: Announcement) -> ConfigRecord:
         "scored": announcement.scored,
         "cohort": list(announcement.cohort),
         "binding": announcement.binding,
+        "recovery": announcement.recovery,
         "constants": list(announcement.constants),
         "layer_sizes": [size for size, _ in terms.layers or ()],
         "layer_active": [active for _, active in terms.layers or ()],
         **{key: getattr(terms, key) for key in ("round", "mask", "local_lr")},
+        "local_optimizer": terms.optimizer.name,
+        **{f"local_{key}": getattr(terms.optimizer, key) for key in _CONSTANTS},
         **{key: getattr(terms.steps, key) for key in STEPS},
     }
     mechanism = chosen(announcement.algorithm, announcement.adversary).mechanism
     if plan is not None and mechanism is not None:
-        values |= {key: getattr(plan, key) for key in mechanism.record}
+        values |= {key: getattr(plan, key) for key in mechanism.announced}
         values["noise"] = announcement.noise
     return ConfigRecord(values)
 
 
 def from_record(record: ConfigRecord) -> Announcement:
-    """The announcement in `record`, or a TermsError. Any record may be handed in."""
+    """Return the announcement in `record`, or a TermsError. Any record may be handed in."""
     values: dict[str, Any] = dict(record)
     if values.get("version") != VERSION:
         raise TermsError(
@@ -246,14 +255,17 @@ def from_record(record: ConfigRecord) -> Announcement:
         local_lr=values["local_lr"],
         steps=NoPlan(**{key: values[key] for key in STEPS}) if mechanism is None else _plan(mechanism, values),
         layers=_layers(values),
+        optimizer=LocalOptimizer(values["local_optimizer"], *(values[f"local_{key}"] for key in _CONSTANTS)),
     )
+    if terms.optimizer.name != "sgd" and not algorithm.local_steps:
+        raise TermsError(f"local_optimizer is {terms.optimizer.name!r}, and {algorithm.name} takes one plain step")
     terms = replace(terms, options=_options(values["options"], algorithm, terms.plan))
     try:
         answered = score_terms(terms, values["scored"]) if values["scored"] else terms
-        require_sendable(answered, values["coding"], exact=values.get("noise") == "exact")
+        check_sendable(answered, values["coding"], exact=values.get("noise") == "exact")
     except (PayloadError, PrivacyError) as error:
         raise TermsError(f"terms under which no update can be written: {error}") from error
-    own = {key: values[key] for key in (*_OWN, "attempt", "scored", "binding")}
+    own = {key: values[key] for key in (*_OWN, "attempt", "scored", "binding", "recovery")}
     found = Announcement(
         **own,
         constants=tuple(values["constants"]),
@@ -273,18 +285,38 @@ def _algorithm(name: object, adversary: object) -> Algorithm:
     try:
         if not isinstance(name, str) or registry.known(name) is None:
             names = ", ".join(registry.offered())
-            raise TermsError(f"algorithm is {str(name)[:200]!r}, which nothing installed here offers; known: {names}")
+            raise TermsError(f"algorithm is {str(name)[:200]!r}, which is not installed here; available: {names}")
         return chosen(name, str(adversary))
     except ConfigError as error:
         raise TermsError(str(error)) from error
+
+
+class ExchangeRecord(Section):
+    """The keys of a question about a sum that is recovered (agent/member.py). `session` is empty but in simulations,
+    whose agents keep nothing."""
+
+    run: Annotated[str, Field(pattern="^[0-9a-f]{32}$")]
+    number: Index
+    binding: Annotated[bytes, Field(min_length=DIGEST_BYTES, max_length=DIGEST_BYTES)]
+    step: Step
+    body: Annotated[bytes, Field(max_length=MOST_MEMBERS * (1 + TAG_BYTES + SEALED_BYTES))]
+    session: Annotated[str, Field(max_length=200 * MOST_MEMBERS)]
+
+
+def exchange_of(record: ConfigRecord) -> ExchangeRecord:
+    """Return the question in `record`, or a TermsError. Any record may be handed in."""
+    try:
+        return ExchangeRecord.model_validate(dict(record))
+    except ValidationError as error:
+        raise TermsError(describe_detail(error.errors(include_url=False)[0], ExchangeRecord)[:500]) from None
 
 
 def _check_cohort(found: Announcement, adversary: str) -> None:
     """Raise where a cohort stands beside a plan that wants none, or what is said of one is no cohort."""
     if found.adversary != adversary:
         raise TermsError(f"adversary is {adversary!r}; the plan of the same terms is for {found.adversary!r}")
-    if adversary == "local" and (found.cohort or found.binding or found.attempt != 1):
-        raise TermsError("a cohort, a binding or another attempt than the first, where nothing is added up")
+    if adversary == "local" and (found.cohort or found.binding or found.recovery or found.attempt != 1):
+        raise TermsError("a cohort, a binding, recovery or another attempt than the first, where nothing is added up")
     if len(found.binding) not in (0, DIGEST_BYTES):
         raise TermsError(f"a session's binding has {DIGEST_BYTES} bytes; this has {len(found.binding)}")
 
@@ -293,6 +325,8 @@ def _task(text: str) -> Task:
     try:
         task = Task.model_validate_json(text)
         check_task_options(task)
+        if task.options.get("weights") == BALANCED:  # the server's labels say what that is, so it sends numbers
+            raise ValueError
         return task
     except ValueError:
         raise TermsError("the task is none that this fedspa knows") from None
@@ -320,7 +354,7 @@ def _options(text: str, algorithm: Algorithm, plan: Plan | None) -> dict[str, An
 
 
 def _layers(values: dict[str, Any]) -> tuple[tuple[int, int], ...] | None:
-    """The layers of a mask that is drawn layer by layer; two empty lists where it is not."""
+    """Return the layers of a mask that is drawn layer by layer; two empty lists where it is not."""
     sizes, active = values["layer_sizes"], values["layer_active"]
     if not sizes and not active:
         return None
@@ -333,6 +367,6 @@ def _layers(values: dict[str, Any]) -> tuple[tuple[int, int], ...] | None:
 
 def _plan(mechanism: Mechanism, values: dict[str, Any]) -> Plan:
     try:
-        return mechanism.of_record(values)
+        return mechanism.of_terms(values)
     except PrivacyError as error:
         raise TermsError(f"terms that make no plan: {error}") from error

@@ -22,7 +22,7 @@ from fedspa.privacy.accounting import epsilon
 from fedspa.privacy.event import Neighbours
 
 if TYPE_CHECKING:
-    from fedspa.audit.result import Report
+    from fedspa.audit.statistics import Report
 
 _LEAST = 20  # draws a side, below which no attack has any reach
 
@@ -59,8 +59,7 @@ def audit(
         >>> report.holds
         False
     """
-    from fedspa.audit.result import Report  # slow to import
-    from fedspa.audit.statistics import epsilon_lower, threshold_attack
+    from fedspa.audit.statistics import Report, epsilon_lower, threshold_attack  # slow to import
 
     if not callable(score):
         raise ConfigError(
@@ -102,7 +101,7 @@ def _scored(score: Callable[[bool], float], record: bool) -> float:
 
 
 def _threshold(likely: NDArray[np.float64], unlikely: NDArray[np.float64], delta: float) -> float:
-    """Above which guesses are best, on draws that nothing is judged by."""
+    """Return the threshold of the best guess, from draws that the bound does not use."""
     from fedspa.audit.statistics import epsilon_lower
 
     points = np.quantile(np.concatenate([likely, unlikely]), np.linspace(0.01, 0.99, 50))

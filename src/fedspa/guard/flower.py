@@ -25,7 +25,7 @@ logger = logging.getLogger("fedspa.guard")
 
 _COUNTS = ("num-examples", "num_examples")  # how many records a site holds is taken to be public
 REASONS = {
-    "budget": "this site's privacy budget has no room for the round; plan fewer rounds, or more noise",
+    "budget": "this site's privacy budget does not cover the round; plan fewer rounds, or more noise",
     "policy": "the round is laxer than this site's policy; ask its operator for the policy",
     "not-paid": "messages of this type would release what nothing paid for; the site answers those it has an event for",
     "stale": "the message is older than its time to live; send it anew",
@@ -116,10 +116,10 @@ def _pay(
     noise: NoiseMode | None,
     guard: Callable[[Context], Guard],
 ) -> None:
-    told = message.metadata
+    metadata = message.metadata
     if event is None:
-        raise _Refused("not-paid", f"a message of type {told.message_type!r}, for which no event was given")
-    if time.time() > told.created_at + told.ttl:
+        raise _Refused("not-paid", f"a message of type {metadata.message_type!r}, for which no event was given")
+    if time.time() > metadata.created_at + metadata.ttl:
         raise _Refused("stale")
     try:
         if callable(event) and not isinstance(event, Event):
@@ -130,8 +130,8 @@ def _pay(
             announced=rounds,
             noise=noise,
             tool="flower",
-            run=str(told.run_id),
-            message=told.message_id or None,
+            run=str(metadata.run_id),
+            message=metadata.message_id or None,
         )
     except BudgetError as error:
         raise _Refused("budget") from error

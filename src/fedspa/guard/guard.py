@@ -5,7 +5,7 @@ all that was ever spent on these records, whichever tool spent it. An entry is p
 fails, or a process that is killed, has spent. The ledger is opened for each write and closed again, so that a guard may
 be used in other threads and processes.
 
-dp_accounting's `DpEvent`s become events that the ledger stores and prices; those without a sound price are refused by
+dp_accounting's `DpEvent`s become events that the ledger stores and prices; those without a proven cost are refused by
 name. A noise multiplier means the same in both: the standard deviation of the noise on a sum, over the bound on what
 one record adds to it. So does a Poisson sample. A `DpEvent` has no neighbouring relation and no unit: those are the
 guard's.
@@ -31,8 +31,8 @@ from fedspa.agent.ledger.ledger import Ledger, check_name
 from fedspa.agent.policy import Policy, PolicyRefusal
 from fedspa.errors import BudgetError, ConfigError, LedgerError, PrivacyError, quoted
 from fedspa.mechanisms.gaussian.event import GaussianEvent
-from fedspa.privacy.cap import Cap, Total, admits, shown
-from fedspa.privacy.event import MOST, Event, Neighbours, NoiseMode, Sampling, Unit, noise_modes, seeded_words
+from fedspa.privacy.budget import PrivacyBudget, Total, admits, shown
+from fedspa.privacy.event import MOST, Event, Neighbours, NoiseMode, Sampling, Unit, noise_modes, seeded_warning
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
@@ -49,12 +49,12 @@ _NO_PRICE = {
     "LaplaceDpEvent": "the ledger composes Gaussian noise",
     "DiscreteLaplaceDpEvent": "the ledger composes Gaussian noise",
     "RandomizedResponseDpEvent": "the ledger composes Gaussian noise",
-    "SampledWithReplacementDpEvent": "a record may be drawn twice, for which no sound accountant is here",
-    "SingleEpochTreeAggregationDpEvent": "no sound accountant for trees is here",
-    "RepeatAndSelectDpEvent": "the choice of the best of several runs has no sound accountant here; spend for each run",
-    "MixtureOfGaussiansDpEvent": "no sound accountant for mixtures is here",
+    "SampledWithReplacementDpEvent": "a record may be drawn twice, for which no proven accountant is available",
+    "SingleEpochTreeAggregationDpEvent": "no proven accountant for trees is available",
+    "RepeatAndSelectDpEvent": "choosing the best of several runs has no proven accountant here; spend for each run",
+    "MixtureOfGaussiansDpEvent": "no proven accountant for mixtures is available",
     "ZCDpEvent": "a bound on Rényi divergences is not enough for an accountant of privacy losses",
-    "TruncatedSubsampledGaussianDpEvent": "no sound accountant for truncated batches is here",
+    "TruncatedSubsampledGaussianDpEvent": "no proven accountant for truncated batches is available",
 }
 _ACCEPTED = (
     "GaussianDpEvent, PoissonSampledDpEvent or SampledWithoutReplacementDpEvent of one, SelfComposedDpEvent and "
@@ -97,10 +97,10 @@ def open(
         agent: The name that the ledger knows the records by.
         epsilon: The most that all runs together may ever cost, at `delta`.
         delta: Below one over the number of records.
-        neighbours: The relation under which everything is priced, `add-remove` (if nothing is said) or `replace-one`.
-        unit: What is protected, each `record` (if nothing is said) or each `person`.
+        neighbours: The neighbouring relation of every ε, `add-remove` (the default) or `replace-one`.
+        unit: What is protected, each `record` (the default) or each `person`.
         policy: In place of `epsilon`, `delta` and `neighbours`: a policy, or its file. Its other limits then hold too.
-        run: A name of what is done here, for whoever reads the ledger; one is drawn if none is given.
+        run: A name for readers of the ledger; default: a random one.
 
     Returns:
         The guard. It holds no file open.
@@ -131,7 +131,7 @@ def open(
     else:
         if epsilon is None or delta is None:
             raise ConfigError("a guard needs epsilon and delta, the most that all runs may ever cost, or a policy")
-        cap = Cap(check_number("epsilon", epsilon), check_number("delta", delta), neighbours or "add-remove")
+        cap = PrivacyBudget(check_number("epsilon", epsilon), check_number("delta", delta), neighbours or "add-remove")
     if unit not in (None, *get_args(Unit)):
         raise ConfigError(f"unit is {unit!r}; allowed: {', '.join(get_args(Unit))}")
     check_name("agent", agent)
@@ -158,7 +158,7 @@ class Guard:
     path: Path
     ledger: str
     agent: str
-    cap: Cap
+    cap: PrivacyBudget
     unit: Unit
     run: str
     policy: Policy | None = None
@@ -179,8 +179,8 @@ class Guard:
             message: A name for the spend, which is paid for once and refused ever after.
 
         Raises:
-            BudgetError: The cap has no room.
-            PrivacyError: The event has no sound price.
+            BudgetError: The cap would be exceeded.
+            PrivacyError: The event has no proven privacy cost.
             PolicyRefusal: The event is laxer than the guard's policy.
         """
         self.pay(event, announced=announced, noise=noise, message=message)
@@ -216,15 +216,15 @@ class Guard:
         Args:
             optimizer: What `make_private` returned.
             data_loader: What `make_private` returned with it.
-            epochs: How many blocks are announced. A run that has no room for all of them is refused here.
+            epochs: How many blocks are announced. A run whose cap does not cover all of them is refused here.
             block: How many steps are paid for at a time, each time whole; an epoch if nothing is said.
 
         Returns:
             The same object.
 
         Raises:
-            PrivacyError: No sound event can be read off the two.
-            BudgetError: The cap has no room. The same error comes out of `optimizer.step()` where it has none later on.
+            PrivacyError: No event with a proven cost can be derived from the two.
+            BudgetError: The cap would be exceeded. A later `optimizer.step()` raises it too.
         """
         from fedspa.guard.opacus import watch
 
@@ -239,7 +239,7 @@ class Guard:
             noise: As of `spend`.
 
         Raises:
-            BudgetError: The cap has no room for all of them together.
+            BudgetError: All of them together would exceed the cap.
         """
         check_count("participations", participations)
         events = self._events(event, noise)
@@ -252,7 +252,7 @@ class Guard:
             after = Counter(ledger.spent(self.agent)) + Counter(dict.fromkeys(events, participations))
             if not admits(after, self.cap, ledger.first_plan(self.agent)):
                 raise BudgetError(
-                    f"agent {self.agent!r} has no room for {participations} spends of {len(events)} mechanisms under "
+                    f"agent {self.agent!r} cannot afford {participations} spends of {len(events)} mechanisms under "
                     f"its cap {self.cap.epsilon:g} (δ = {self.cap.delta:g}, {self.cap.neighbours}); ask for less"
                 )
 
@@ -301,7 +301,7 @@ class Guard:
                     ledger.release(self.agent, run, name, UNSEEN)
 
     def total(self) -> Total:
-        """What all that was ever spent on these records costs.
+        """Return what all that was ever spent on these records costs.
 
         Returns:
             `epsilon` at the cap's δ and relation, and `by`, what shows it; with that, what `ledger accept-loss` took as
@@ -320,7 +320,7 @@ class Guard:
             f"agent {self.agent!r}: ε = {shown(total.epsilon)} of {self.cap.epsilon:g} spent in {sum(spent.values())} "
             f"entries, for each {self.unit} (δ = {self.cap.delta:g}, {self.cap.neighbours}, {total.by})"
         )
-        return "; ".join(filter(None, (what, seeded_words(noise_modes(spent)), *map(str, lost))))
+        return "; ".join(filter(None, (what, seeded_warning(noise_modes(spent)), *map(str, lost))))
 
     @contextmanager
     def opened(self) -> Iterator[Ledger]:
@@ -343,7 +343,7 @@ class Guard:
             return
         if not isinstance(event, GaussianEvent):
             raise PolicyRefusal("noise-too-small", f"no noise multiplier is known of {event}")
-        for refusal in self.policy.laxer_limits(event.unit, event.noise_multiplier, event.steps, participations):
+        for refusal in self.policy.limit_violations(event.unit, event.noise_multiplier, event.steps, participations):
             raise PolicyRefusal(*refusal)
 
 
@@ -359,30 +359,30 @@ class _Body:
         except IndexError:
             process = None
         if process is None:
-            raise LedgerError("this spend has run its body, and pays for one run; call guard.spend for each")
+            raise LedgerError("this spend was used: each covers one execution; call guard.spend for each")
         if process != os.getpid():
-            raise LedgerError("this spend was paid for by another process, whose it is; call guard.spend in this one")
+            raise LedgerError("this spend belongs to another process; call guard.spend in this one")
 
     def __exit__(self, *_: object) -> None:
         return None
 
     def __reduce__(self) -> NoReturn:
         """A copy would run what was paid for once more."""
-        raise LedgerError("a spend cannot be copied or pickled: it pays for one run; call guard.spend for each")
+        raise LedgerError("a spend cannot be copied or pickled: it covers one execution; call guard.spend for each")
 
     def __call__(self, function: object) -> NoReturn:
-        raise ConfigError("guard.spend pays for one `with` block; guard a function by guard.train(function, event)")
+        raise ConfigError("guard.spend covers one `with` block; guard a function by guard.train(function, event)")
 
 
 def events_of(
     given: object, *, neighbours: Neighbours, unit: Unit = "record", noise: NoiseMode | None = None
 ) -> list[Event]:
-    """The events of the ledger that `given` is, none where it releases nothing."""
+    """Return the events of the ledger that `given` is, none where it releases nothing."""
     found = [_own(given, unit, noise)] if isinstance(given, Event) else _foreign(given, unit, noise)
     for event in found:
         if event.sampling == "fixed" and neighbours == "add-remove":
             raise PrivacyError(
-                "batches of a fixed size have no sound price under 'add-remove'; open the guard with "
+                "batches of a fixed size have no proven privacy cost under 'add-remove'; open the guard with "
                 "neighbours='replace-one', or sample by Poisson"
             )
     return found
@@ -399,7 +399,7 @@ def fraction_of(rate: float) -> Fraction:
 def _own(event: Event, unit: Unit, noise: NoiseMode | None) -> Event:
     if event.unit != unit:
         raise PrivacyError(
-            f"the event protects each {event.unit} and the guard each {unit}; their ε do not add up (docs/persons.md)"
+            f"the event protects each {event.unit} and the guard each {unit}; their ε do not add up (docs/privacy.md)"
         )
     if noise is not None and event.noise not in (None, noise):
         raise PrivacyError(f"noise is {noise!r}, and the event says {event.noise!r}: give one of them")
@@ -456,7 +456,7 @@ def _refusal(given: Any, is_event: bool) -> str:
         return f"{quoted(given)} is no event; give one of fedspa's or of dp_accounting's ({_ACCEPTED})"
     if hasattr(given, "event"):
         name = f"{name} of {type(given.event).__name__}"
-    why = _NO_PRICE.get(type(given).__name__, "no sound accountant for it is here")
+    why = _NO_PRICE.get(type(given).__name__, "no proven accountant for it is available")
     return f"{name} cannot be spent: {why}; accepted: {_ACCEPTED}"
 
 

@@ -47,7 +47,7 @@ _DISTRIBUTED = "each of its processes sees a part of the batch and one adds the 
 
 def watch(guard: Guard, optimizer: Any, data_loader: Any, *, epochs: int, block: int | None) -> Any:
     """`optimizer`, which from now on pays before it steps. Raises where no sound event can be read off the two, or
-    where the budget has no room for `epochs` blocks."""
+    where the budget does not cover `epochs` blocks."""
     bound = _bounds(optimizer)
     sampler = _sampler(data_loader)
     if hasattr(optimizer, _MARK):
@@ -248,23 +248,20 @@ def _wrong_number(found: str, drawn: int) -> str:
 
 
 def _covers(paid: GaussianEvent, now: GaussianEvent) -> bool:
-    """Whether a step of `now` costs no more than one that was paid for."""
+    """Return whether a step of `now` costs no more than one that was paid for."""
     return paid.noise == now.noise and paid.noise_multiplier <= now.noise_multiplier
 
 
-def _flat(optimizer: Any) -> float:
-    return float(optimizer.max_grad_norm)
-
-
-def _per_layer(optimizer: Any) -> float:
-    return math.sqrt(math.fsum(float(norm) ** 2 for norm in optimizer.max_grad_norms))
-
-
-_SOUND: dict[str, Callable[[Any], float]] = {"DPOptimizer": _flat, "DPPerLayerOptimizer": _per_layer}
+_SOUND: dict[str, Callable[[Any], float]] = {
+    "DPOptimizer": lambda optimizer: float(optimizer.max_grad_norm),
+    "DPPerLayerOptimizer": lambda optimizer: math.sqrt(
+        math.fsum(float(norm) ** 2 for norm in optimizer.max_grad_norms)
+    ),
+}
 
 
 def _bounds(optimizer: Any) -> Callable[[Any], float]:
-    """What gives the bound on a record's clipped gradient, for the optimisers whose bound holds."""
+    """Return what gives the bound on a record's clipped gradient, for the optimisers whose bound holds."""
     name = type(optimizer).__name__
     if not _of_opacus(optimizer) or not hasattr(optimizer, "add_noise"):
         raise PrivacyError(
@@ -292,8 +289,8 @@ def _sampler(data_loader: Any) -> Any:
         )
     if getattr(data_loader.collate_fn, "rand_on_empty", False):
         raise PrivacyError(
-            "the loader fills empty batches with a made-up record (rand_on_empty=True): one record more then changes a "
-            "sum by twice the clip; leave rand_on_empty out"
+            "the loader fills empty batches with a synthetic record (rand_on_empty=True): one record more then "
+            "changes a sum by twice the clip; leave rand_on_empty out"
         )
     if not getattr(data_loader, "in_order", True):
         raise PrivacyError(
@@ -331,8 +328,8 @@ def _chance(rate: float) -> Fraction:
 
 
 def _noise_mode(optimizer: Any, sampler: Any) -> NoiseMode:
-    """`secure` where noise and samples come from the operating system, as under Opacus's secure_mode; else whoever
-    learns the state of torch's generator can subtract the noise."""
+    """`secure` where noise and samples come from the operating system, as under Opacus's secure_mode; else an
+    adversary who learns the state of torch's generator can subtract the noise."""
     drawn = (optimizer.generator, sampler.generator)
     return "secure" if optimizer.secure_mode and all(map(_has_no_seed, drawn)) else "seeded"
 

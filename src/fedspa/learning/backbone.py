@@ -24,14 +24,12 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 from torch.utils.hooks import RemovableHandle
 
-from fedspa.examples import Examples, Tree, blanks, joined, layout, leaves, mapped, moved
-from fedspa.learning.agreement import close, same_bits
+from fedspa.examples import Examples, Tree, joined, layout, leaves, mapped, moved, zero_examples
+from fedspa.learning.agreement import close, same_bits, synthetic_examples
 from fedspa.learning.flat import FlatModel, copied
-from fedspa.learning.forward import Modes, in_modes, modes, outputs, returned
+from fedspa.learning.forward import Modes, in_modes, modes, one_example_a_time, outputs, returned
 from fedspa.learning.layers import may_draw
-from fedspa.learning.synthetic import synthetic_examples
 from fedspa.learning.tasks import OutputTask, Task
-from fedspa.learning.threads import one_example_a_time
 
 _TOGETHER = 3  # examples in a batch that features are compared in
 _FROZEN = 8  # frozen layers behind which a cut is tried
@@ -47,14 +45,14 @@ _close = partial(close, tolerance=_TOLERANCE)
 
 @dataclass(frozen=True)
 class Split:
-    """`body` takes the tensors of records and returns what `head` takes in place of records. `like` are the features of
-    the synthetic record `tried`."""
+    """`body` takes the tensors of records and returns what `head` takes in place of records. `example_spec` holds the
+    features of the synthetic record `tried`."""
 
     body: nn.Module
     head: nn.Module
     modes: Modes
     tried: Tree
-    like: Tree
+    example_spec: Tree
     description: str
 
     def features(self, x: Tree) -> Tree:
@@ -69,8 +67,8 @@ def _features(made: Split, x: Tree) -> Tree:
     return found[0] if len(found) == 1 else found
 
 
-def split(module: nn.Module, like: Examples, task: Task) -> Split | str:
-    """Split a module behind its frozen body, for records of the layout of `like`; or return the reason why not.
+def split(module: nn.Module, example_spec: Examples, task: Task) -> Split | str:
+    """Split a module behind its frozen body, for records of the layout of `example_spec`; or return the reason why not.
 
     The reason is "" where nothing is frozen. The task is that of records. No value of a record is read: whether there
     is a split depends on the module and on the layout of a record alone.
@@ -82,7 +80,10 @@ def split(module: nn.Module, like: Examples, task: Task) -> Split | str:
     if any(_hooked(layer) for layer in module.modules()):
         return "the module has hooks, or a forward method of its own"
     trial = copied(module).to("cpu")  # where the two halves have the bits of the whole
-    given = [*synthetic_examples(like, module, task), Examples(blanks(like.x), blanks(like.y))]
+    given = [
+        *synthetic_examples(example_spec, module, task),
+        Examples(zero_examples(example_spec.x), zero_examples(example_spec.y)),
+    ]
     with torch.random.fork_rng(devices=[]), one_example_a_time():
         examples = [example for example in reversed(given) if _accepts(trial, example.x)]
         if not examples:
@@ -92,7 +93,7 @@ def split(module: nn.Module, like: Examples, task: Task) -> Split | str:
             for cut in _candidates(trial, examples[0].x):
                 try:
                     return _checked(module, trial, cut, examples, task)
-                except _Uncut as cause:
+                except _NotSplit as cause:
                     why = why or str(cause)
         except Exception as error:  # the user's forward may raise anything
             return f"it cannot be run in two parts ({type(error).__name__})"
@@ -101,7 +102,7 @@ def split(module: nn.Module, like: Examples, task: Task) -> Split | str:
     return f"{why or 'nothing comes before what is trained or draws'}{hint}"
 
 
-class _Uncut(Exception):
+class _NotSplit(Exception):
     """The reason why a module is not cut here."""
 
 
@@ -193,15 +194,15 @@ def _recorded(module: nn.Module, x: Tree) -> list[_Call]:
 def _checked(module: nn.Module, trial: nn.Module, cut: _Cut, examples: list[Examples], task: Task) -> Split:
     """Build the split on a copy, compare it with the whole, and return that of the module itself."""
     if cut.share < _LEAST_SHARE:
-        raise _Uncut(f"the frozen body is {cut.share:.0%} of a forward pass, not worth the memory for its features")
+        raise _NotSplit(f"the frozen body is {cut.share:.0%} of a forward pass, not worth the memory for its features")
     several = Examples(*(joined([examples[n % len(examples)][i] for n in range(_TOGETHER)]) for i in range(2)))
     cut = replace(cut, crossing=tuple(_crossing(trial, cut, several.x)))
     made = _built(trial, cut)
-    if (size := bytes_of(leaves(made.like))) > _MOST_BYTES:
-        raise _Uncut(f"the frozen body makes {size:,} bytes of a record, and at most {_MOST_BYTES:,} are kept")
+    if (size := bytes_of(leaves(made.example_spec))) > _MOST_BYTES:
+        raise _NotSplit(f"the frozen body makes {size:,} bytes of a record, and at most {_MOST_BYTES:,} are kept")
     larger = size - bytes_of(leaves(cut.x))
     if larger > _FEW_BYTES and cut.work < _LEAST_PER_BYTE * larger:
-        raise _Uncut(f"its features are {larger:,} bytes larger than a record, and computed faster than moved")
+        raise _NotSplit(f"its features are {larger:,} bytes larger than a record, and computed faster than moved")
     try:
         _compare(trial, made, [*examples, several], task)
     except _InPlace:
@@ -212,7 +213,7 @@ def _checked(module: nn.Module, trial: nn.Module, cut: _Cut, examples: list[Exam
     return _built(module, cut)
 
 
-class _InPlace(_Uncut):
+class _InPlace(_NotSplit):
     """The head changes its features in place."""
 
 
@@ -220,7 +221,7 @@ def _compare(module: nn.Module, made: Split, examples: list[Examples], task: Tas
     """Raise unless outputs and gradients are those of the whole to the bit, at two θ and with the same randomness, for
     single examples and for a batch."""
     if [*map(id, _trained(made.head))] != [*map(id, _trained(module))]:
-        raise _Uncut("its head does not hold the trained parameters in their order")
+        raise _NotSplit("its head does not hold the trained parameters in their order")
     whole, rest = FlatModel(module, task), FlatModel(made.head, task)
     theta = whole.flatten()
     elsewhere = theta + 0.05 * torch.randn(theta.shape, generator=torch.Generator().manual_seed(1)).to(theta)
@@ -233,19 +234,19 @@ def _compare(module: nn.Module, made: Split, examples: list[Examples], task: Tas
         before = _random_states()
         features = _features(made, example.x)
         if not all(map(torch.equal, before, _random_states())):
-            raise _Uncut("the frozen part draws random numbers")
+            raise _NotSplit("the frozen part draws random numbers")
         kept = mapped(lambda leaf: leaf.clone(), features)
         try:
             found = _results(rest, at, features, example.y)
         except Exception as error:
-            raise _Uncut(f"its head does not run by itself ({type(error).__name__})") from error
+            raise _NotSplit(f"its head does not run by itself ({type(error).__name__})") from error
         if not all(map(same_bits, leaves(kept), leaves(features))):
             raise _InPlace("what is trained changes the features in place")
         if not all(map(same_bits, expected, found)):
-            raise _Uncut("cut in two, it gives something else")
+            raise _NotSplit("its two parts do not give what the whole module gives")
         compared = True
     if not compared:
-        raise _Uncut("no synthetic record has a gradient")
+        raise _NotSplit("no synthetic record has a gradient")
 
 
 def _results(model: FlatModel, theta: Tensor, x: Tree, y: Tree) -> list[Tensor]:
@@ -262,9 +263,9 @@ def _check_separate(made: Split, alone: list[Tree], several: Tree) -> None:
     for place, x in enumerate(alone):
         for one, again, many in zip(leaves(_features(made, x)), leaves(_features(made, x)), together):
             if not same_bits(one, again):
-                raise _Uncut("the frozen part gives a record something else each time")
+                raise _NotSplit("the frozen part is not deterministic")
             if not _close(one, many[place : place + 1]):
-                raise _Uncut("the frozen part mixes records")
+                raise _NotSplit("the frozen part mixes records")
 
 
 def _crossing(module: nn.Module, cut: _Cut, several: Tree) -> Iterator[bool]:
@@ -275,27 +276,27 @@ def _crossing(module: nn.Module, cut: _Cut, several: Tree) -> Iterator[bool]:
     for one, other in zip(pytree.tree_leaves(cut.payload), many, strict=True):
         if not isinstance(one, Tensor) or not isinstance(other, Tensor):
             if type(one) is not type(other) or one != other:
-                raise _Uncut("a value at the cut depends on the number of records")
+                raise _NotSplit("a value at the cut depends on the number of records")
             yield False
         elif one.ndim and len(one) == 1 and other.shape == (number, *one.shape[1:]):
             yield True
         elif same_bits(one, other):
             yield False
         else:
-            raise _Uncut("a tensor at the cut has no row for each record")
+            raise _NotSplit("a tensor at the cut has no row for each record")
 
 
 def _built(module: nn.Module, cut: _Cut) -> Split:
     device = next(module.parameters()).device
     body, head = _body(module, cut), _head(module, cut).to(device)
     made = Split(body, head, modes(body), moved(cut.x, "cpu"), cut.x, "")
-    like = _features(made, moved(cut.x, device))
+    example_spec = _features(made, moved(cut.x, device))
     frozen = sum(parameter.numel() for parameter in module.parameters() if not parameter.requires_grad)
     description = (
         f"the frozen body ({cut.share:.0%} of a forward pass; {frozen:,} parameters are frozen) runs once per record "
-        f"and makes features {layout(like)}"
+        f"and makes features {layout(example_spec)}"
     )
-    return replace(made, like=moved(like, "cpu"), description=description)
+    return replace(made, example_spec=moved(example_spec, "cpu"), description=description)
 
 
 def _body(module: nn.Module, cut: _Cut) -> _Body:
@@ -460,7 +461,8 @@ def _head_class(kind: type[nn.Module], cut: _Cut, single: bool) -> type[nn.Modul
 
 
 def _logits(found: Any) -> Any:
-    """The part of what a module returns that a loss is made of, as `forward.outputs` finds it, of proxies too."""
+    """Return the part of what a module returns that a loss is made of, as `forward.outputs` finds it, of proxies
+    too."""
     if isinstance(found, dict) or hasattr(type(found), "logits"):
         return found["logits"] if isinstance(found, dict) else found.logits
     return _logits(found[0]) if isinstance(found, tuple | list) and found else found

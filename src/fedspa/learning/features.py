@@ -20,8 +20,7 @@ from torch import Tensor
 from fedspa.errors import DataError, one_line
 from fedspa.examples import Tree, count, leaves, mapped, moved, taken
 from fedspa.learning.backbone import Split, bytes_of
-from fedspa.learning.forward import in_modes
-from fedspa.learning.threads import one_example_a_time
+from fedspa.learning.forward import in_modes, one_example_a_time
 
 log = logging.getLogger(__name__)
 
@@ -31,9 +30,9 @@ _SAID_EVERY = 10.0  # seconds
 _CPU = torch.device("cpu")
 
 
-def room_lacking(split: Split, records: int) -> str | None:
+def space_lacking(split: Split, records: int) -> str | None:
     """Why the features of so many records cannot be kept, or None if they can."""
-    needed, folder = records * bytes_of(leaves(split.like)), tempfile.gettempdir()
+    needed, folder = records * bytes_of(leaves(split.example_spec)), tempfile.gettempdir()
     free = shutil.disk_usage(folder).free if needed > MEMORY else needed
     if needed <= free:
         return None
@@ -44,18 +43,18 @@ def room_lacking(split: Split, records: int) -> str | None:
 
 
 class Features:
-    """Of records, or of persons (`data.persons`), whose places hold a record each."""
+    """The features of records, or of persons (`data.persons`), each of whose places holds a record."""
 
     def __init__(
-        self, split: Split, x: Tree, *, strict: bool, persons: bool = False, alone: bool = True, threads: int = 1
+        self, split: Split, x: Tree, *, strict: bool, persons: bool = False, per_example: bool = True, threads: int = 1
     ) -> None:
         """`strict`: what the body raises for a record is a DataError. Without, such a record has features that are not
-        numbers, so that its gradient counts as zero. On a GPU `alone` keeps it from batches, too."""
+        numbers, so that its gradient counts as zero. On a GPU `per_example` keeps it from batches, too."""
         self._split, self._strict, self._threads = split, strict, threads
         # Its own: a head may have been moved since.
         self._device = next((part.device for part in (*split.body.parameters(), *split.body.buffers())), _CPU)
-        split.features(moved(split.tried, self._device))  # what fails for every record fails here, for a made-up one
-        self._batch = 1 if alone or self._device.type == "cpu" else _AT_ONCE_GPU
+        split.features(moved(split.tried, self._device))  # what fails for every record fails here, for a synthetic one
+        self._batch = 1 if per_example or self._device.type == "cpu" else _AT_ONCE_GPU
         self._counts: Tensor | None = None
         self._places = 1
         if persons:
@@ -65,11 +64,11 @@ class Features:
             self._counts, self._places = counts, next(leaves(x["records"])).shape[1]
             x = mapped(lambda leaf: leaf.flatten(0, 1), x["records"])
         self._x, self._made, self._alone = x, torch.zeros(count(x), dtype=torch.bool), Lock()
-        on_disk = count(x) * bytes_of(leaves(split.like)) > MEMORY
-        self._kept = mapped(lambda leaf: _room((count(x), *leaf.shape[1:]), leaf.dtype, on_disk), split.like)
+        on_disk = count(x) * bytes_of(leaves(split.example_spec)) > MEMORY
+        self._kept = mapped(lambda leaf: _storage((count(x), *leaf.shape[1:]), leaf.dtype, on_disk), split.example_spec)
 
     def of(self, rows: Tensor | None = None) -> Tree:
-        """Those of all examples, of which these `rows` are made: all, where none are named."""
+        """Return the features of all examples; only those of `rows` are computed, or all of them."""
         if rows is None:
             rows = torch.arange(len(self._made) // self._places)
         with self._alone:
@@ -108,7 +107,7 @@ class Features:
 
     def _make_part(self, rows: Tensor) -> None:
         if self._batch > 1:
-            # Always as many: what is beyond the last one repeats it.
+            # Always the same number: the last one fills the batch up.
             padded = torch.cat([rows, rows[-1:].expand(self._batch - len(rows))])
             try:
                 self._keep(rows, self._split.features(moved(taken(self._x, padded), self._device)))
@@ -119,7 +118,7 @@ class Features:
             one = slice(row, row + 1)
             try:
                 self._keep(torch.tensor([row]), self._split.features(moved(taken(self._x, one), self._device)))
-            except (Exception, SystemExit) as error:  # whatever a record makes the body raise: no refusal may tell it
+            except (Exception, SystemExit) as error:  # whatever a record makes the body raise: no refusal may reveal it
                 if self._strict:
                     raise DataError(f"the model fails on these records ({one_line(error)})") from error
                 for leaf in leaves(self._kept):
@@ -127,21 +126,21 @@ class Features:
 
     def _keep(self, rows: Tensor, made: Tree) -> None:
         parts = [part[: len(rows)].cpu() for part in leaves(made)]
-        for room, part in zip(leaves(self._kept), parts):
-            if part.shape != (len(rows), *room.shape[1:]):
+        for stored, part in zip(leaves(self._kept), parts):
+            if part.shape != (len(rows), *stored.shape[1:]):
                 raise ValueError(f"the features of a record have shape {tuple(part.shape)}")
-        for room, part in zip(leaves(self._kept), parts):
-            room[rows] = part
+        for stored, part in zip(leaves(self._kept), parts):
+            stored[rows] = part
 
 
 def _nothing(kind: torch.dtype) -> float | int | bool:
-    """What no head takes."""
+    """Return a value that no head accepts."""
     if kind.is_floating_point:
         return torch.nan
     return False if kind == torch.bool else torch.iinfo(kind).min
 
 
-def _room(shape: tuple[int, ...], kind: torch.dtype, on_disk: bool) -> Tensor:
+def _storage(shape: tuple[int, ...], kind: torch.dtype, on_disk: bool) -> Tensor:
     if not on_disk:
         return torch.empty(shape, dtype=kind)
     size = torch.empty(0, dtype=kind).element_size() * torch.Size(shape).numel()

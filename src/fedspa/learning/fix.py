@@ -16,7 +16,7 @@ _MOST_GROUPS, _CHANNELS_PER_GROUP = 32, 4
 
 
 def fix(module: nn.Module) -> nn.Module:
-    """A copy of the module whose unsound layers are replaced or switched off.
+    """Return a copy of the module whose unsound layers are replaced or switched off.
 
     BatchNorm in training mode becomes GroupNorm with the same weight and bias; its running statistics are dropped, and
     an activation or dropout that its class applies afterwards is kept. All else stays as it is: weights, frozen parts,
@@ -27,6 +27,9 @@ def fix(module: nn.Module) -> nn.Module:
 
     Returns:
         The copy.
+
+    Raises:
+        ConfigError: `module` is no torch.nn.Module.
 
     Examples:
         >>> import fedspa, torch
@@ -42,7 +45,7 @@ def fix(module: nn.Module) -> nn.Module:
 
 
 def replace_layers(module: nn.Module) -> tuple[nn.Module, list[str]]:
-    """The copy that `fix` returns, and a line for each change."""
+    """Return the copy that `fix` returns, and a line for each change."""
     fixed, done = copied(module), []
     instead: dict[nn.Module, nn.GroupNorm] = {}
     for name, layer in fixed.named_modules():
@@ -72,7 +75,7 @@ def replace_layers(module: nn.Module) -> tuple[nn.Module, list[str]]:
 
 
 def group_norm(layer: _BatchNorm) -> nn.GroupNorm:
-    """Of the same channels, with the layer's weight, bias, ε, mode, place and type."""
+    """Return a GroupNorm of the same channels, with the layer's weight, bias, ε, mode, place and type."""
     channels = layer.num_features
     # Where a channel is a single number, as in BatchNorm1d on (N, C), a group of few channels would leave nothing but
     # signs of it: all channels together then.
@@ -98,6 +101,6 @@ class GroupNormThen(nn.GroupNorm):
 
 
 def _groups(channels: int) -> int:
-    """The most that divide the channels, up to 32 and with at least four channels to each."""
+    """Return the most that divide the channels, up to 32 and with at least four channels to each."""
     most = max(1, min(_MOST_GROUPS, channels // _CHANNELS_PER_GROUP))
     return next(groups for groups in range(most, 0, -1) if channels % groups == 0)

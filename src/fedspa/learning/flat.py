@@ -8,17 +8,17 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable, Iterator, Sequence
-from typing import TypeVar, cast
+from typing import TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedspa.examples import Tree, count, each_alone, mapped
+from fedspa.examples import Tree, count, single_examples
 from fedspa.learning import forward
-from fedspa.learning.layers import refuse
+from fedspa.learning.forward import Switches, one_example_a_time
+from fedspa.learning.layers import check_layers
 from fedspa.learning.tasks import Classification, Task
-from fedspa.learning.threads import Switches, one_example_a_time
 
 T = TypeVar("T")
 
@@ -34,7 +34,7 @@ class FlatModel:
 
     def __init__(self, module: nn.Module, task: Task | None = None) -> None:
         """The task is classification where none is given."""
-        refuse(module)
+        check_layers(module)
         self.module, self.task = module, task if task is not None else Classification()
         trained = {name: p for name, p in module.named_parameters() if p.requires_grad}
         self._names = list(trained)
@@ -51,7 +51,7 @@ class FlatModel:
 
     @property
     def sizes(self) -> list[int]:
-        """How many coordinates of θ each parameter tensor has, in θ's order."""
+        """Return how many coordinates of θ each parameter tensor has, in θ's order."""
         return list(self._sizes)
 
     @property
@@ -60,7 +60,7 @@ class FlatModel:
         return list(self._names)
 
     def parameters(self) -> list[Tensor]:
-        """The trained parameters themselves, in θ's order."""
+        """Return the trained parameters themselves, in θ's order."""
         named = dict(self.module.named_parameters())
         return [named[name] for name in self._names]
 
@@ -71,7 +71,7 @@ class FlatModel:
 
     @property
     def device(self) -> torch.device:
-        """Where its trained parameters lie."""
+        """Return the device of its trained parameters."""
         return next(p for p in self.module.parameters() if p.requires_grad).device
 
     def flatten(self) -> Tensor:
@@ -91,22 +91,16 @@ class FlatModel:
         return self._at(self.parts(theta), lambda module: self.task.loss(module, x, y))
 
     def loss_at(self, parameters: Sequence[Tensor], x: Tree, y: Tree) -> Tensor:
-        """The same with θ in pieces, one per parameter tensor."""
+        """Return the same with θ in pieces, one per parameter tensor."""
         return self._at(dict(zip(self._names, parameters)), lambda module: self.task.loss(module, x, y))
 
     def gradient(self, theta: Tensor, x: Tree, y: Tree) -> Tensor:
-        """Of the mean loss."""
+        """Return the gradient of the mean loss."""
         theta = theta.detach().requires_grad_()
         (gradient,) = torch.autograd.grad(self.mean_loss(theta, x, y), theta)
         return gradient
 
-    def example_loss(self, theta: Tensor, x: Tree, y: Tree) -> Tensor:
-        """Loss of one example, without a batch dimension (what vmap maps over)."""
-        return self.mean_loss(
-            theta, mapped(lambda leaf: leaf.unsqueeze(0), x), mapped(lambda leaf: leaf.unsqueeze(0), y)
-        )
-
-    def gradients_alone(self, theta: Tensor, x: Tree, y: Tree) -> Tensor:
+    def per_example_gradients(self, theta: Tensor, x: Tree, y: Tree) -> Tensor:
         """Gradients [b, d] of the examples, each taken by itself: of shapes, strides, memory alignment and threads that
         are always the same, so that a row is a function of its example and θ to the bit. In a batch it is not: torch
         chooses the order of a sum by the batch's size and an example's place in it, and where θ makes a sum cancel, its
@@ -122,12 +116,12 @@ class FlatModel:
 
     def _fill(self, rows: Tensor, module: nn.Module, parameters: list[Tensor], x: Tree, y: Tree) -> None:
         switches = Switches()
-        for row, one, target in zip(rows, each_alone(x), each_alone(y)):
+        for row, one, target in zip(rows, single_examples(x), single_examples(y)):
             try:
                 loss = self.task.loss(module, one, target)
                 parts = torch.autograd.grad(loss, parameters, materialize_grads=True)
                 torch.cat([part.reshape(-1) for part in parts], out=row)
-            except (Exception, SystemExit):  # whatever a record makes the model raise must not be told by a refusal
+            except (Exception, SystemExit):  # whatever a record makes the model raise: no refusal may reveal it
                 row.fill_(torch.nan)
             finally:
                 switches.put_back()
@@ -135,13 +129,6 @@ class FlatModel:
     def at(self, theta: Tensor, function: Callable[[nn.Module], T]) -> T:
         """`function` of the module while its trained parameters are θ."""
         return self._at(self.parts(theta), function)
-
-    def per_example_gradients(self) -> Callable[[Tensor, Tree, Tree], Tensor]:
-        """(θ, x[b], y[b]) → gradients [b, d]."""
-        return cast(
-            Callable[[Tensor, Tree, Tree], Tensor],
-            torch.func.vmap(torch.func.grad(self.example_loss), in_dims=(None, 0, 0)),
-        )
 
     def _at(self, parameters: dict[str, Tensor], function: Callable[[nn.Module], T]) -> T:
         """`function` of the module while these tensors are registered in place of its trained parameters.
@@ -165,14 +152,15 @@ class FlatModel:
 
 
 def copied(module: nn.Module) -> nn.Module:
-    """A deep copy. Tensors that a layer made of its parameters (torch.nn.utils.weight_norm) are copied as values:
-    torch has no copy of a tensor with a history, and the layer makes them anew in each forward pass."""
+    """Return a deep copy. Tensors that a layer made of its parameters (torch.nn.utils.weight_norm) are copied as
+    values: torch has no copy of a tensor with a history, and the layer makes them anew in each forward pass."""
     made = [v for layer in module.modules() for v in vars(layer).values() if isinstance(v, Tensor) and not v.is_leaf]
     return copy.deepcopy(module, {id(value): value.detach().clone() for value in made})
 
 
 def sketch(module: nn.Module) -> tuple[float, ...]:
-    """The norm of all that is constant, and its sums under four rows of public random signs; empty where nothing is.
+    """Return the norm of all that is constant, and its sums under four rows of public random signs; empty where nothing
+    is.
 
     Values count by asinh(10⁴·v), so that no mask of −10³⁸ hides the weights beside it.
     """
@@ -190,7 +178,7 @@ def sketch(module: nn.Module) -> tuple[float, ...]:
 
 
 def alike(ours: Sequence[float], theirs: Sequence[float]) -> bool:
-    """Whether two sketches can be of the same values."""
+    """Return whether two sketches can be of the same values."""
     if len(ours) != len(theirs):
         return False
     return all(abs(a - b) <= _TOLERANCE * ours[0] for a, b in zip(ours, theirs))

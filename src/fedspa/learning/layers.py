@@ -1,7 +1,7 @@
 """Which layers are unsound, as far as a layer's kind and mode say it.
 
 A private step clips each example's own gradient. A layer that mixes the examples of a batch leaves none of them a
-gradient of its own, and what a layer keeps of one example is in the next one's gradient, beyond any clip.
+gradient of its own, and what a layer keeps of one example is in the next one's gradient, whatever the clip.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Problem:
         layer: Its name in `module.named_modules()`, "" for the module itself, None for the task.
         kind: The class of the layer, or what the task is called.
         why: What is wrong with it.
-        mend: What to do about it.
+        fix: What to do about it.
         unsound: Whether a run refuses it. The others are warnings: the guarantee holds, but the model trains otherwise
             than it evaluates.
     """
@@ -42,13 +42,13 @@ class Problem:
     layer: str | None
     kind: str
     why: str
-    mend: str
+    fix: str
     unsound: bool = True
 
     def __str__(self) -> str:
         where = f"the module's layer '{self.layer}'" if self.layer else "the module itself"
         where = "the task" if self.layer is None else where
-        return f"{where} ({self.kind}) {self.why}; {self.mend}"
+        return f"{where} ({self.kind}) {self.why}; {self.fix}"
 
 
 class Unsound(ConfigError):
@@ -63,16 +63,16 @@ def require_module(module: object) -> None:
     """Raise a ConfigError for what is no module that could be called."""
     if isinstance(module, nn.Module):
         return
-    what, mend = f"a {type(module).__name__}", "it must be a torch.nn.Module, built and ready"
+    what, fix = f"a {type(module).__name__}", "it must be a torch.nn.Module, built and ready"
     if isinstance(module, type):
         what = f"the class {module.__name__}"
-        mend = f"give what it makes, as {module.__name__}()" if issubclass(module, nn.Module) else mend
+        fix = f"give what it makes, as {module.__name__}()" if issubclass(module, nn.Module) else fix
     elif isinstance(module, list | tuple) and all(isinstance(part, nn.Module) for part in module):
-        mend = "`torch.nn.Sequential(*module)` runs one after the other"
-    raise ConfigError(f"module is {what}; {mend}")
+        fix = "`torch.nn.Sequential(*module)` runs one after the other"
+    raise ConfigError(f"module is {what}; {fix}")
 
 
-def refuse(module: nn.Module) -> None:
+def check_layers(module: nn.Module) -> None:
     """Raise a ConfigError for a module with a layer that is known to be unsound."""
     problems = list(layer_problems(module))
     if problems:
@@ -81,7 +81,7 @@ def refuse(module: nn.Module) -> None:
 
 
 def layer_problems(module: nn.Module) -> Iterator[Problem]:
-    """What is wrong with a module, layer by layer, without running it."""
+    """Yield the problems of a module, layer by layer, without running it."""
     root = type(module).__name__
     if isinstance(module, torch.jit.ScriptModule):
         why = "is TorchScript as a whole, to which torch gives no other parameters"
@@ -92,8 +92,8 @@ def layer_problems(module: nn.Module) -> Iterator[Problem]:
         head, below, _ = f".{name}".partition(".parametrizations.")
         known = head[1:] if below else name
         kind = type(module.get_submodule(known)).__name__.removeprefix("Parametrized")
-        for why, mend in _of_layer(known, layer):
-            yield Problem(known, kind, why, mend)
+        for why, fix in _of_layer(known, layer):
+            yield Problem(known, kind, why, fix)
     lazy = any(is_lazy(values) for values in (*module.parameters(), *module.buffers()))
     if not lazy and not any(parameter.requires_grad for parameter in module.parameters()):
         why = "has no trainable parameters, and federated training needs at least one"
@@ -102,13 +102,14 @@ def layer_problems(module: nn.Module) -> Iterator[Problem]:
 
 
 def mixes_batch(layer: nn.Module) -> bool:
-    """A batch norm that uses the batch's own statistics. With frozen ones, in eval mode, it is an affine map."""
+    """Return whether it is a batch norm that uses the batch's own statistics. With frozen ones, in eval mode, it is an
+    affine map."""
     return isinstance(layer, _BatchNorm) and (layer.training or layer.running_mean is None)
 
 
 def replaceable(layer: nn.Module) -> bool:
-    """A batch norm of torch's own kinds, or one that is followed by its children, without hooks that a replacement
-    would lose."""
+    """Return whether it is a batch norm of torch's own kinds, or one that is followed by its children, without hooks
+    that a replacement would lose."""
     hooks = (layer._forward_hooks, layer._forward_pre_hooks, layer._backward_hooks, layer._backward_pre_hooks)
     if any(hooks) or "forward" in vars(layer):
         return False
@@ -116,7 +117,7 @@ def replaceable(layer: nn.Module) -> bool:
 
 
 def _norm_then_children(layer: _BatchNorm) -> bool:
-    """Whether a subclass normalises and then applies its children in order, as timm's BatchNormAct2d does. With
+    """Return whether a subclass normalises and then applies its children in order, as timm's BatchNormAct2d does. With
     statistics that are held fixed, its outputs must be those."""
     sides = 1 if isinstance(layer, nn.BatchNorm1d) else 3 if isinstance(layer, nn.BatchNorm3d) else 2
     try:
@@ -137,7 +138,7 @@ def _norm_then_children(layer: _BatchNorm) -> bool:
 
 
 def keeps_statistics(layer: nn.Module) -> bool:
-    """A layer that averages over the examples that it sees in training."""
+    """Return whether the layer averages over the examples that it sees in training."""
     tracks = layer.training and bool(getattr(layer, "track_running_stats", False))
     return tracks and not isinstance(layer, _BatchNorm) and next(layer.buffers(recurse=False), None) is not None
 
@@ -147,14 +148,16 @@ def renormalises(layer: nn.Module) -> bool:
 
 
 def iterates(layer: nn.Module) -> bool:
-    """A spectral norm whose estimate moves with each forward pass: torch's parametrization, or the hook before it."""
+    """Return whether it is a spectral norm whose estimate moves with each forward pass: torch's parametrization, or the
+    hook before it."""
     if isinstance(layer, _SpectralNorm):
         return layer.training
     return layer.training and any(isinstance(hook, SpectralNorm) for hook in layer._forward_pre_hooks.values())
 
 
 def may_draw(layer: nn.Module) -> bool:
-    """A layer of torch's own kinds that draws random numbers in a forward pass, where one reaches it."""
+    """Return whether it is a layer of torch's own kinds that draws random numbers in a forward pass, where one reaches
+    it."""
     if isinstance(layer, _DropoutNd):
         return layer.training and layer.p > 0
     if isinstance(layer, nn.RNNBase | nn.MultiheadAttention):
@@ -165,13 +168,13 @@ def may_draw(layer: nn.Module) -> bool:
 
 
 def _extra_state(layer: nn.Module) -> list[object]:
-    """Of the layer alone."""
+    """Return the extra state of the layer itself, without that of its children."""
     own = type(layer).get_extra_state is not nn.Module.get_extra_state
     return [layer.get_extra_state()] if own else []
 
 
 def _of_layer(name: str, layer: nn.Module) -> Iterator[tuple[str, str]]:
-    """Why it is unsound, and what mends it."""
+    """Yield for each problem of a layer why it is unsound, and what fixes it."""
     this = f"module.get_submodule('{name}')" if name else "module"
     own = (*layer.parameters(recurse=False), *layer.buffers(recurse=False))
     compiled = "which keeps what it compiled for later examples"
@@ -185,11 +188,11 @@ def _of_layer(name: str, layer: nn.Module) -> Iterator[tuple[str, str]]:
     if any(kind.startswith("torch.distributed.fsdp") for kind in kinds):
         yield "has its parameters in pieces, on several processes (FSDP)", "give a module that was not sharded"
     if any(kind.startswith("torch.ao.nn.") and ".quantized." in kind for kind in kinds):
-        mend = "train the module from before it was quantised, and quantise what comes of it"
-        yield "is quantised: it has no gradient, and scales a batch's examples together", mend
+        fix = "train the module from before it was quantised, and quantise what comes of it"
+        yield "is quantised: it has no gradient, and scales a batch's examples together", fix
     elif any(not isinstance(value, Tensor) for value in _extra_state(layer)):
-        mend = "keep it in an attribute, outside of `get_extra_state`"
-        yield "has something in its state_dict that is no tensor, and a model's file holds numbers only", mend
+        fix = "keep it in an attribute, outside of `get_extra_state`"
+        yield "has something in its state_dict that is no tensor, and a model's file holds numbers only", fix
     if any(is_lazy(values) for values in own):
         yield "has no sizes yet", "`module(example)` gives it some: pass one example through it first"
         return
@@ -202,17 +205,15 @@ def _of_layer(name: str, layer: nn.Module) -> Iterator[tuple[str, str]]:
     trained = {parameter.dtype for parameter in layer.parameters(recurse=False) if parameter.requires_grad}
     for kind in sorted(trained - {torch.float32, torch.float64}, key=str):
         named = str(kind).removeprefix("torch.")
-        mend = (
-            f"`{this}.float()`" if not kind.is_complex else "keep real and imaginary parts as parameters of their own"
-        )
-        yield f"trains parameters of type {named}, and updates are clipped and noised as float32", mend
+        fix = f"`{this}.float()`" if not kind.is_complex else "keep real and imaginary parts as parameters of their own"
+        yield f"trains parameters of type {named}, and updates are clipped and noised as float32", fix
     if mixes_batch(layer):
         always = "" if layer.training else " in eval mode too (track_running_stats=False)"
-        mend = f"{_FIX} replaces it by GroupNorm" if replaceable(layer) else "use GroupNorm or LayerNorm instead"
-        yield f"mixes the examples of a batch{always}, so that none has a gradient of its own", mend
+        fix = f"{_FIX} replaces it by GroupNorm" if replaceable(layer) else "use GroupNorm or LayerNorm instead"
+        yield f"mixes the examples of a batch{always}, so that none has a gradient of its own", fix
     if keeps_statistics(layer):
-        mend = f"{_FIX} switches them off" if isinstance(layer, _InstanceNorm) else "set track_running_stats=False"
-        yield "keeps running statistics of the examples, without noise", mend
+        fix = f"{_FIX} switches them off" if isinstance(layer, _InstanceNorm) else "set track_running_stats=False"
+        yield "keeps running statistics of the examples, without noise", fix
     if renormalises(layer):
         why = "rescales its weights by those that an example looks up (max_norm), which the next example then sees"
         yield why, f"`{this}.max_norm = None`, or {_FIX}"

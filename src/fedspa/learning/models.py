@@ -13,18 +13,19 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from fedspa.data import plugin
-from fedspa.errors import ConfigError
+from fedspa.errors import ConfigError, did_you_mean
+from fedspa.learning.tasks.totals import TotalsModel
 
 
-def _mnist_cnn(shape: tuple[int, ...], classes: int) -> nn.Sequential:
+def _small_cnn(shape: tuple[int, ...], classes: int, *hidden: int) -> nn.Sequential:
     channels, height, width = shape
     flat = 20 * _after(height, 5, 2) * _after(width, 5, 2)
     return nn.Sequential(
         *(nn.Conv2d(channels, 10, 5), nn.MaxPool2d(2), nn.ReLU()),
         *(nn.Conv2d(10, 20, 5), nn.MaxPool2d(2), nn.ReLU()),
         nn.Flatten(),
-        *(nn.Linear(flat, 50), nn.ReLU()),
-        nn.Linear(50, classes),
+        *(layer for size in hidden for layer in (nn.Linear(flat, size), nn.ReLU())),
+        nn.Linear(hidden[-1] if hidden else flat, classes),
     )
 
 
@@ -43,17 +44,6 @@ def _cifar10_cnn(shape: tuple[int, ...], classes: int) -> nn.Sequential:
     )
 
 
-def _small_cnn(shape: tuple[int, ...], classes: int) -> nn.Sequential:
-    channels, height, width = shape
-    flat = 20 * _after(height, 5, 2) * _after(width, 5, 2)
-    return nn.Sequential(
-        *(nn.Conv2d(channels, 10, 5), nn.MaxPool2d(2), nn.ReLU()),
-        *(nn.Conv2d(10, 20, 5), nn.MaxPool2d(2), nn.ReLU()),
-        nn.Flatten(),
-        nn.Linear(flat, classes),
-    )
-
-
 def _logistic(shape: tuple[int, ...], classes: int) -> nn.Sequential:
     return nn.Sequential(nn.Flatten(), nn.Linear(math.prod(shape), classes))
 
@@ -63,18 +53,19 @@ def _mlp(shape: tuple[int, ...], classes: int) -> nn.Sequential:
 
 
 def _after(side: int, kernel: int, blocks: int) -> int:
-    """An image's side after ``blocks`` of an unpadded convolution and a 2×2 pooling."""
+    """Return an image's side after ``blocks`` of an unpadded convolution and a 2×2 pooling."""
     for _ in range(blocks):
         side = (side - kernel + 1) // 2
     return side
 
 
-_BUILDERS: dict[str, Callable[[tuple[int, ...], int], nn.Sequential]] = {
-    "mnist-cnn": _mnist_cnn,
+_BUILDERS: dict[str, Callable[[tuple[int, ...], int], nn.Module]] = {
+    "mnist-cnn": lambda shape, classes: _small_cnn(shape, classes, 50),
     "cifar10-cnn": _cifar10_cnn,
     "small-cnn": _small_cnn,
     "logistic": _logistic,
     "mlp": _mlp,
+    "totals": lambda shape, width: TotalsModel(width),  # of the task `statistics`
 }
 # The smallest height and width that leave a CNN one pixel before its first linear layer.
 _SMALLEST_SIDE = {"mnist-cnn": 16, "cifar10-cnn": 22, "small-cnn": 16}
@@ -85,8 +76,8 @@ NAMES = tuple(_BUILDERS)
 def build(
     name: str, input_shape: tuple[int, ...] | None, width: int | None, seed: int, code: str | None = None
 ) -> nn.Module:
-    """The model ``name`` for records of ``input_shape`` and a task that wants ``width`` outputs (its classes, say),
-    drawn from ``seed``; the global random state is untouched.
+    """Return the model ``name`` for records of ``input_shape`` and a task that wants ``width`` outputs (its classes,
+    say), drawn from ``seed``; the global random state is untouched.
 
     A user's ``package.module:function`` is called with (input_shape, width) if it takes two arguments, else without;
     it is looked for in the folder ``code`` too (run.code).
@@ -97,7 +88,7 @@ def build(
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)  # torch.manual_seed would also reseed every accelerator
         model = _users(name, shape, width, code) if plugin.is_plugin(name) else _built_in(name, shape, width)
-    # A lazy parameter has no size yet; who trains it is told so.
+    # A lazy parameter has no size yet; `FlatModel` refuses it with a hint.
     if not any(p.requires_grad and (is_lazy(p) or p.numel()) for p in model.parameters()):
         raise ConfigError(f"model.name = {name!r} has no trainable parameters: there is nothing to learn")
     return model
@@ -106,7 +97,10 @@ def build(
 def _built_in(name: str, shape: tuple[int, ...] | None, width: int | None) -> nn.Module:
     if name not in _BUILDERS:
         allowed = ", ".join(NAMES)
-        raise ConfigError(f"model.name = {name!r} is unknown: choose one of {allowed}, or 'package.module:function'")
+        raise ConfigError(
+            f"model.name = {name!r} is unknown{did_you_mean(name, NAMES)}: choose one of {allowed}, or "
+            "'package.module:function'"
+        )
     if shape is None or width is None:
         lacking = "examples of several tensors" if shape is None else "such a task"
         raise ConfigError(f"model.name = {name!r} is not made for {lacking}: name a model of your own")
@@ -124,10 +118,8 @@ def _users(name: str, shape: tuple[int, ...] | None, width: int | None, code: st
     takes_two = _accepts(function, shape, width)
     if not takes_two and not _accepts(function):
         raise ConfigError(f"model.name = {name!r} must take (input_shape, classes) or no arguments")
-    try:
-        model = function(shape, width) if takes_two else function()
-    except (Exception, SystemExit) as cause:  # the user's code may raise anything
-        raise ConfigError(f"model.name = {name!r} failed in its own code ({plugin.one_line(cause)})") from cause
+    arguments = (shape, width) if takes_two else ()
+    model = plugin.call(function, *arguments, what=f"model.name = {name!r}", error=ConfigError)
     if not isinstance(model, nn.Module):
         raise ConfigError(f"model.name = {name!r} returned a {type(model).__name__}, not a torch.nn.Module")
     return model

@@ -3,13 +3,35 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    PlainSerializer,
+    ValidatorFunctionWrapHandler,
+    WrapValidator,
+    model_validator,
+)
 
 Error = Literal["mse", "mae", "huber"]
-Weights = Annotated[list[Annotated[float, Field(ge=0, le=1e6)]], Field(min_length=1, max_length=10_000)]
+BALANCED = "balanced"
+
+
+def _or_balanced(value: Any, handler: ValidatorFunctionWrapHandler) -> Any:
+    if isinstance(value, str) and value != BALANCED:
+        raise ValueError("it must be 'balanced', or a list of numbers")
+    return value if value == BALANCED else handler(value)
+
+
+Weights = Annotated[
+    list[Annotated[float, Field(ge=0, le=1e6)]],
+    Field(min_length=1, max_length=10_000),
+    WrapValidator(_or_balanced),
+    PlainSerializer(lambda weights: weights),  # a list or a word: pydantic's own would warn of the word
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,20 +39,32 @@ class Options:
     """The options of all tasks, public numbers; `OPTIONS` says which task has which.
 
     `scale` follows from a table's schema: how much of the targets' own unit 1 is, in which errors are reported.
+    `balanced` weights follow from the server's held-out targets.
     """
 
     weights: tuple[float, ...] | None = None
+    balanced: bool = False
     label_smoothing: float = 0.0
     loss: Error = "mse"
     huber: float = 1.0
     ignore_index: int = -100
     scale: float = 1.0
+    columns: tuple[str, ...] | None = None
+    bins: int = 20
+    by_class: bool = False
+    shares: Mapping[str, float] = field(default_factory=dict)
+    layout: str | None = None
 
     @classmethod
     def of(cls, given: Mapping[str, Any], scale: float = 1.0) -> Options:
         """Return the options that a checked [task.options] gives."""
         weights = given.get("weights")
-        return cls(**{**given, "weights": None if weights is None else tuple(weights), "scale": scale})
+        balanced = weights == BALANCED
+        weights = None if weights is None or balanced else tuple(weights)
+        found = {**given, "weights": weights, "balanced": balanced, "scale": scale}
+        if "columns" in given:
+            found["columns"] = tuple(given["columns"])
+        return cls(**found)
 
 
 class TaskOptions(BaseModel):
@@ -41,12 +75,18 @@ class TaskOptions(BaseModel):
 
 class _Labels(TaskOptions):
     weights: Weights | None = Field(
-        None, description="Public weights of the ones of each label against its zeros, as in `[1.0, 9.0]`."
+        None,
+        description="Public weights of the ones of each label against its zeros, as in `[1.0, 9.0]`; or `balanced`, "
+        "by the server's held-out records.",
     )
 
 
 class _Classes(TaskOptions):
-    weights: Weights | None = Field(None, description="Public weights of the classes, as in `[1.0, 9.0]`.")
+    weights: Weights | None = Field(
+        None,
+        description="Public weights of the classes, as in `[1.0, 9.0]`; or `balanced`, by the server's held-out "
+        "records.",
+    )
     label_smoothing: Annotated[float, Field(ge=0, lt=1)] = Field(
         0.0, description="This share of a label goes to all classes."
     )
@@ -71,6 +111,28 @@ class _Tokens(TaskOptions):
     )
 
 
+class _Statistics(TaskOptions):
+    columns: Annotated[list[str], Field(min_length=1, max_length=10_000)] | None = Field(
+        None, description="The columns of the schema; all of them if unset."
+    )
+    bins: Annotated[int, Field(ge=2, le=10_000)] = Field(
+        20, description="Parts of equal width in a number's public range, for its histogram and quantiles."
+    )
+    by_class: bool = Field(False, description="Whether each statistic is taken for each class of the target by itself.")
+    shares: dict[str, Annotated[float, Field(ge=1e-3, le=1e3)]] = Field(
+        {}, description="Weights of columns: one of 4 halves its error, at the cost of all others; 1 if unset."
+    )
+    layout: Annotated[str, Field(max_length=300_000)] | None = Field(
+        None, description="What a server announces in place of the other options; leave it unset."
+    )
+
+    @model_validator(mode="after")
+    def _announced_alone(self) -> _Statistics:
+        if self.layout is not None and self.model_fields_set != {"layout"}:
+            raise ValueError("task.options.layout stands alone: a server writes it in place of the other options")
+        return self
+
+
 OPTIONS: dict[str, type[TaskOptions]] = {
     "classification": _Classes,
     "binary": _Labels,
@@ -78,4 +140,5 @@ OPTIONS: dict[str, type[TaskOptions]] = {
     "regression": _Numbers,
     "next-token": _Tokens,
     "token-classification": _Tokens,
+    "statistics": _Statistics,
 }

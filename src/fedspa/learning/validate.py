@@ -2,9 +2,9 @@
 
 A module passes if it breaks no layer rule (`layers.py`) and repeats: the gradient of an example has the same bits
 whichever examples came before it, on two copies, at two θ, after passes that ended in an error, and nothing that the
-module holds has changed. State would put one example into the gradient of the next, beyond any clip. Then the gradients
-must agree with plain autograd (`agreement.py`). What fails for every example must fail here, by name: once records are
-private, an example whose gradient fails counts as zero.
+module holds has changed. State would put one example into the gradient of the next, whatever the clip. Then the
+gradients must agree with plain autograd (`agreement.py`). What fails for every example must fail here, by name: once
+records are private, an example whose gradient fails counts as zero.
 """
 
 from __future__ import annotations
@@ -23,14 +23,12 @@ from torch import Tensor, nn
 
 from fedspa.errors import ConfigError, MixingWarning, listed, one_line, warn
 from fedspa.examples import Examples, Tree, count, in_float64, joined, layout, mapped
-from fedspa.learning.agreement import SEED, Disagreement, close, require_agreement, same_bits
+from fedspa.learning.agreement import SEED, Disagreement, close, require_agreement, same_bits, synthetic_examples
 from fedspa.learning.fix import replace_layers
 from fedspa.learning.flat import FlatModel, copied
-from fedspa.learning.forward import evaluating, returned
+from fedspa.learning.forward import Switches, evaluating, generators_kept, one_example_a_time, returned
 from fedspa.learning.layers import Problem, Unsound, layer_problems, may_draw, require_module
-from fedspa.learning.synthetic import synthetic_examples
 from fedspa.learning.tasks import CustomLoss, OutputTask, PerPerson, Task
-from fedspa.learning.threads import Switches, generators_kept, one_example_a_time
 
 _FAILURES = 6  # layers at which a pass is made to fail
 _TOGETHER, _PLACE = 4, 1  # examples of a batch, and the one in the middle that is compared
@@ -71,6 +69,9 @@ def check(module: nn.Module, example: object = None) -> list[Problem]:
     Returns:
         A `Problem` for each; none where the module can be trained as it is.
 
+    Raises:
+        ConfigError: `module` is no module, or `example` is no batch of tensors.
+
     Examples:
         >>> import fedspa, torch
         >>> module = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.BatchNorm1d(8), torch.nn.Linear(8, 2))
@@ -96,22 +97,22 @@ def check(module: nn.Module, example: object = None) -> list[Problem]:
     if any(layer_problems(rest)):
         return problems
     x = _tree(example)
-    like = Examples(x, torch.zeros(count(x)))
+    example_spec = Examples(x, torch.zeros(count(x)))
     task = CustomLoss(_any_loss)
-    found = trial(rest, like, task).problems
+    found = trial(rest, example_spec, task).problems
     if not any(problem.unsound for problem in found):
-        found = found + failures(rest, like, task)
+        found = found + failures(rest, example_spec, task)
     return problems + found
 
 
-def try_gradients(module: nn.Module, like: Examples, task: Task | None = None) -> bool:
+def try_gradients(module: nn.Module, example_spec: Examples, task: Task | None = None) -> bool:
     """Raise `Unsound` for a module that has no gradients, keeps state or draws from elsewhere than torch's default
     generator; warn if it mixes the examples of a batch. Return whether it draws from that generator.
 
-    Synthetic examples have the layout of `like`, which must not be private.
+    Synthetic examples have the layout of `example_spec`, which must not be private.
     """
     FlatModel(module, task)  # refuses what is known by name, before anything is copied
-    found = trial(module, like, task)
+    found = trial(module, example_spec, task)
     for problem in found.problems:
         if problem.unsound:
             raise Unsound(problem)
@@ -119,40 +120,40 @@ def try_gradients(module: nn.Module, like: Examples, task: Task | None = None) -
     return found.draws
 
 
-def try_failures(module: nn.Module, like: Examples, task: Task | None = None) -> None:
+def try_failures(module: nn.Module, example_spec: Examples, task: Task | None = None) -> None:
     """Raise `Unsound` for a module that keeps state where it raises an error. For engines that call the module."""
-    for problem in failures(module, like, task):
+    for problem in failures(module, example_spec, task):
         raise Unsound(problem)
 
 
-def try_scores(module: nn.Module, like: Examples, task: Task | None = None) -> None:
+def try_scores(module: nn.Module, example_spec: Examples, task: Task | None = None) -> None:
     """Raise a ConfigError for a module that keeps state, or draws from elsewhere, in eval mode, in which agents score.
     The examples are records."""
     repeat = _ScoreRepeat(module, task)
     with generators_kept(), one_example_a_time():
-        examples = synthetic_examples(like, module, task)
+        examples = synthetic_examples(example_spec, module, task)
         for problem in repeat.problems(examples) or repeat.failures(examples):
             raise ConfigError(f"in eval mode, in which agents score, {problem}")
 
 
-def failures(module: nn.Module, like: Examples, task: Task | None = None) -> list[Problem]:
+def failures(module: nn.Module, example_spec: Examples, task: Task | None = None) -> list[Problem]:
     """Find state that is left by passes that raise an error half-way, as for an unknown token. A trial of gradients
     must have found nothing."""
     with generators_kept(), one_example_a_time():
-        return _Repeat(module, task).failures(synthetic_examples(like, module, task))
+        return _Repeat(module, task).failures(synthetic_examples(example_spec, module, task))
 
 
-def trial(module: nn.Module, like: Examples, task: Task | None = None) -> Trial:
+def trial(module: nn.Module, example_spec: Examples, task: Task | None = None) -> Trial:
     """Run all checks of gradients, on copies and on a CPU, where the same example has the same gradient to the bit. On
     a GPU sums are made in another order each time, which is no state."""
     with generators_kept(), one_example_a_time():
         repeat = _Repeat(module, task)
-        examples = synthetic_examples(like, module, task)
+        examples = synthetic_examples(example_spec, module, task)
         found = repeat.problems(examples)
         if not found:  # a module that keeps nothing can be tried itself
             found = list(_disagreements(module, task, examples))
         elif repeat.no_gradient:  # plain autograd may have one, of parameters that θ does not reach
-            found = [each for each in _disagreements(module, task, examples) if each.mend == _REACH] or found
+            found = [each for each in _disagreements(module, task, examples) if each.fix == _REACH] or found
         if not found and not isinstance(task, PerPerson):  # a person's records may mix: they are one example
             found = _mixing(module, examples)
         return Trial(found, repeat.draws)
@@ -162,7 +163,9 @@ def _disagreements(module: nn.Module, task: Task | None, examples: list[Examples
     """Find the parameters that the module reaches by another way than their registration."""
     model = FlatModel(module, task)
     try:
-        require_agreement(model, examples, lambda theta, x, y, chosen: model.gradients_alone(theta, x, y)[:, chosen])
+        require_agreement(
+            model, examples, lambda theta, x, y, chosen: model.per_example_gradients(theta, x, y)[:, chosen]
+        )
     except Disagreement as error:
         if not error.parameters:
             yield Problem("", type(module).__name__, "gives every synthetic example a gradient that is nan", _FINITE)
@@ -228,7 +231,7 @@ class _Repeat:
     def _differs(
         self, models: tuple[FlatModel, FlatModel], theta: Tensor, asked: Examples, others: list[Examples]
     ) -> bool:
-        """Whether the gradient differs, or what the module holds after it."""
+        """Return whether the gradient differs, or what the module holds after it."""
         first, held = self._asked(models[0], theta, asked)
         differs = False
         for number, model in enumerate(models):
@@ -260,7 +263,7 @@ class _Repeat:
         self._check_theta(model, given, theta)
 
     def _first_accepted(self, *examples: Examples) -> Examples:
-        """The first that has a gradient; a synthetic one need not, as where a special token is missing."""
+        """Return the first that has a gradient; a synthetic one need not, as where a special token is missing."""
         for example in examples:
             try:
                 model = self._fresh()
@@ -288,14 +291,14 @@ class _Repeat:
         return gradient, _state(model.module, model.task)
 
     def _gradient(self, model: FlatModel, theta: Tensor, example: Examples) -> Tensor:
-        """With the same randomness for each: torch's own is then no state."""
+        """Compute the gradient with the same randomness each time: torch's own generator is then no state."""
         torch.default_generator.manual_seed(SEED)
-        seeded, foreign, given = torch.get_rng_state(), _foreign_generators(), theta.clone()
+        seeded, others, given = torch.get_rng_state(), _other_generators(), theta.clone()
         gradient = self._value(model, given, *_clones(example))
         self.draws |= not torch.equal(seeded, torch.get_rng_state())
         self._check_theta(model, given, theta)
-        for which, state in _foreign_generators().items():
-            if state != foreign[which]:
+        for which, state in _other_generators().items():
+            if state != others[which]:
                 # Where a config of transformers does not have the switch, its models read it as on.
                 masks = any(
                     getattr(getattr(each, "config", None), "apply_spec_augment", hasattr(each, "_mask_hidden_states"))
@@ -358,7 +361,7 @@ _PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.
 
 
 def _state(module: nn.Module, task: object) -> _State:
-    """The values that a module's layers and its task hold, by layer and attribute; None is the task."""
+    """Return the values that a module's layers and its task hold, by layer and attribute; None is the task."""
     layers = dict(module.named_modules())
     known = {id(layer) for layer in layers.values()}
     state: _State = {(None, key): tuple(_values(value, set())) for key, value in vars(task).items()}
@@ -400,7 +403,7 @@ def _values(value: object, known: set[int]) -> Iterator[object]:
 
 
 def _changed(before: _State, after: _State) -> list[tuple[str | None, str]]:
-    """Where the two differ, one attribute per layer."""
+    """Return where the two differ, one attribute per layer."""
     found: dict[str | None, tuple[str | None, str]] = {}
     for place in {**before, **after}:
         one, other = before.get(place), after.get(place)
@@ -418,8 +421,8 @@ def _equal(one: object, other: object) -> bool:
     return type(one) is type(other) and (one == other or (one != one and other != other))
 
 
-def _foreign_generators() -> dict[str, object]:
-    """The states of the generators that Python and numpy share among all that runs."""
+def _other_generators() -> dict[str, object]:
+    """Return the states of the generators that Python and numpy share among all that runs."""
     kind, keys, *rest = np.random.get_state()  # noqa: NPY002
     return {"Python's random": random.getstate(), "numpy.random": (kind, np.asarray(keys).tobytes(), *rest)}
 
@@ -472,7 +475,7 @@ def _differs_in_batch(module: nn.Module, alone: Tree, batch: Tree, tolerance: fl
 
 
 def _same_row(alone: Tensor, together: Tensor, tolerance: float) -> bool:
-    """Whether the example's row is the same, where examples are the first dimension of both."""
+    """Return whether the example's row is the same, where examples are the first dimension of both."""
     if alone.ndim == 0 or alone.shape[1:] != together.shape[1:] or len(alone) not in (1, len(together)):
         return True
     row = together if len(alone) == len(together) else together[_PLACE : _PLACE + 1]
@@ -480,7 +483,7 @@ def _same_row(alone: Tensor, together: Tensor, tolerance: float) -> bool:
 
 
 def _tensors(found: object) -> list[Tensor]:
-    """The tensors in what a module returns."""
+    """Return the tensors in what a module returns."""
     if isinstance(found, Tensor):
         return [found]
     if isinstance(found, Mapping):
@@ -504,7 +507,7 @@ def _tree(example: object) -> Tree:
 
 
 def _any_loss(module: nn.Module, example: Tree) -> Tensor:
-    """A loss of every number that the module gives, each with a weight of its own."""
+    """Return a loss of every number that the module gives, each with a weight of its own."""
     assert isinstance(example, tuple)
     found = [values for values in _tensors(returned(module, example[0])) if values.requires_grad]
     if not found:

@@ -11,10 +11,10 @@ from functools import lru_cache
 
 from fedspa import registry
 from fedspa.errors import PrivacyError
-from fedspa.mechanisms.base import Asked, Mechanism, Plan
+from fedspa.mechanisms.base import Mechanism, Plan, PlanRequest
 from fedspa.privacy.event import Event
 
-__all__ = ["Asked", "Mechanism", "Plan", "UnknownKind", "event_of"]
+__all__ = ["Mechanism", "Plan", "PlanRequest", "UnknownKind", "event_of"]
 
 
 class UnknownKind(PrivacyError):
@@ -22,7 +22,7 @@ class UnknownKind(PrivacyError):
 
 
 def event_of(text: str) -> Event:
-    """The event whose `to_json` is `text`; anything that is not exactly such an event is a PrivacyError."""
+    """Return the event whose `to_json` is `text`; anything that is not exactly such an event is a PrivacyError."""
     if not isinstance(text, str):  # a damaged ledger's columns have any type; and not all of them can be cached
         raise PrivacyError(f"not an event: {repr(text)[:200]} (it must be text)")
     return _event_of(text)
@@ -33,12 +33,12 @@ def _kinds() -> dict[str, Callable[..., Event]]:
     would silently get another privacy cost."""
     kinds: dict[str, Callable[..., Event]] = {}
     for algorithm in registry.every():
-        for kind, make in ({} if algorithm.mechanism is None else algorithm.mechanism.events).items():
-            if kinds.setdefault(kind, make) is not make:
-                raise PrivacyError(
-                    f"algorithm {algorithm.name!r} redefines the event kind {kind!r}, which ledgers hold already; its "
-                    "mechanism must name its events otherwise"
-                )
+        make = None if algorithm.mechanism is None else algorithm.mechanism.event
+        if make is not None and kinds.setdefault(make.kind, make) is not make:
+            raise PrivacyError(
+                f"algorithm {algorithm.name!r} redefines the event kind {make.kind!r}, which ledgers hold already; its "
+                "mechanism must name its events otherwise"
+            )
     return kinds
 
 

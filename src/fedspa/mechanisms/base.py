@@ -1,15 +1,30 @@
-"""What a mechanism is, to everything outside its room: a plan, the kinds of events that it writes into ledgers, and how
-its plans are made. Nothing outside asks which one it is."""
+"""The interface of a mechanism: its plans, the kind of event that it writes into ledgers, and how configs make plans.
+
+A plan is one frozen dataclass. Its form in terms (`Mechanism.announced`), the event of a participation (`event`), and
+the plan of a config or of a ledger's event (`Mechanism.make`, `Mechanism.of_event`) are derived from its fields.
+"""
 
 from __future__ import annotations
 
 import math
+from abc import ABC
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields, replace
-from typing import Any, Literal, Protocol, Self, get_type_hints
+from dataclasses import dataclass, fields, replace
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, TypeVar, cast
 
 from fedspa.errors import PrivacyError
-from fedspa.privacy.event import PLD, Event, Neighbours, Sampling, Unit, check_cohort, check_word
+from fedspa.privacy.event import (
+    MOST,
+    PLD,
+    Event,
+    Limits,
+    Neighbours,
+    Sampling,
+    Unit,
+    check_cohort,
+    check_word,
+    field_types,
+)
 
 Clipping = Literal["coordinate", "l2"]
 ClipRule = Literal["given", "quantile"]
@@ -19,6 +34,7 @@ Adversary = Literal["local", "secure-aggregation"]
 # Float32 gradients cannot be held to a bound near the ends of their range: squares of 1e-20 vanish, and an example of
 # "norm 0" would pass any clip. A malicious server would ask for such a clip.
 SMALLEST_CLIP, LARGEST_CLIP = 1e-10, 1e10
+P = TypeVar("P")
 # What a server announces of every round, with or without a plan.
 STEPS = ("dimension", "active", "sampling", "batch", "local_steps")
 # Sums in whole numbers have so many to the clip value: as fine as float32 is there.
@@ -54,103 +70,79 @@ class Aggregation:
         return self.members - self.colluders
 
 
-class Plan(Protocol):
+class Plan(ABC):
     """Everything that decides an agent's guarantee, in one frozen object. A plan that exists is consistent.
+
+    A mechanism's plan is a frozen dataclass that inherits this class. It sets `event_type`; the event of a
+    participation has the plan's values of its fields (`local_steps` are its `steps`). By default, all active
+    coordinates travel as numbers of their own, the clip value is given and constant, and the noise of each agent's
+    upload is enough by itself.
 
     `noise_multiplier` is the noise on the sum of clipped gradients over `clip_norm`, the bound on one of them; `sigma`
     is the noise on each coordinate of their mean. `compression` is the size of an upload relative to the model's.
     `unit` is what an example is, and so what is protected: `records` and `batch` count those.
     """
 
-    @property
-    def unit(self) -> Unit: ...
+    __slots__ = ()
+    event_type: ClassVar[type[Event]]
 
-    @property
-    def dimension(self) -> int: ...
-    @property
-    def active(self) -> int: ...
-    @property
-    def compression(self) -> float: ...
-    @property
-    def sampling(self) -> Sampling: ...
-    @property
-    def batch(self) -> int: ...
-    @property
-    def records(self) -> int: ...
-    @property
-    def local_steps(self) -> int: ...
-    @property
-    def participations(self) -> int: ...
-    @property
-    def neighbours(self) -> Neighbours: ...
-    @property
-    def delta(self) -> float: ...
-    @property
-    def clip(self) -> Clipping: ...
-    @property
-    def clip_value(self) -> float: ...
-    @property
-    def clip_rule(self) -> ClipRule: ...
-    @property
-    def clip_norm(self) -> float: ...
-    @property
-    def noise_multiplier(self) -> float: ...
-    @property
-    def sigma(self) -> float: ...
+    if TYPE_CHECKING:  # fields, or properties where a mechanism has no choice
 
-    @property
-    def aggregation(self) -> Aggregation | None:
-        """What the server sees, where that is a sum over agents; None where it sees each agent's upload."""
-        ...
+        @property
+        def unit(self) -> Unit: ...
+        @property
+        def dimension(self) -> int: ...
+        @property
+        def active(self) -> int: ...
+        @property
+        def sampling(self) -> Sampling: ...
+        @property
+        def batch(self) -> int: ...
+        @property
+        def records(self) -> int: ...
+        @property
+        def local_steps(self) -> int: ...
+        @property
+        def participations(self) -> int: ...
+        @property
+        def neighbours(self) -> Neighbours: ...
+        @property
+        def delta(self) -> float: ...
+        @property
+        def clip(self) -> Clipping: ...
+        @property
+        def clip_value(self) -> float: ...
+        @property
+        def noise_multiplier(self) -> float: ...
+        @property
+        def sigma(self) -> float: ...
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.active <= self.dimension <= MOST:
+            raise PrivacyError(f"k is {self.active}; it must lie between 1 and d = {self.dimension}, at most {MOST:g}")
+        check_clip(self.clip, self.clip_value)
+        check_word("clip rule", self.clip_rule, ClipRule)
+        check_word("neighbours", self.neighbours, Neighbours)
+        if not 1 <= self.participations <= MOST:
+            raise PrivacyError(f"participations is {self.participations}; it must lie between 1 and {MOST:g}")
+        _ = self.event  # checks sampling, batch, records, steps, and the numbers of its own
+        if not 0 < self.delta < 1 / self.records:
+            raise PrivacyError(f"delta is {self.delta}; it must lie between 0 and 1/records = {1 / self.records:.3g}")
 
     @property
     def event(self) -> Event:
-        """What one participation does, as the adversary of the plan sees it: the server with up to `colluders`."""
-        ...
+        """One participation, as the adversary of the plan sees it: the server with up to `colluders`."""
+        names = [each.name for each in fields(cast(Any, self.event_type)) if each.name != "noise"]
+        return self.event_type(**{name: getattr(self, _PLAN_NAMES.get(name, name)) for name in names})
 
     @property
-    def floor_event(self) -> Event | None:
-        """The same as one sees it who colludes with all other members; None where `event` is that already."""
-        ...
-
-    def with_clip_value(self, clip_value: float) -> Self:
-        """The same guarantee at another clip: noise scales along."""
-        ...
+    def worst_case_event(self) -> Event | None:
+        """The same where all other members collude with the server; None where `event` is that already."""
+        event = self.event
+        return event.worst_case() if event.members else None
 
     @property
-    def clip_growth(self) -> float:
-        """How far the clip value can plausibly move within a participation, as a factor; 1 where it stays."""
-        ...
-
-    def update_noise(self, local_lr: float, scale: float) -> float:
-        """Standard deviation of the noise in each value of Δ; `scale` is what gradients are multiplied by."""
-        ...
-
-    def update_bound(self, local_lr: float, scale: float) -> float:
-        """A value of Δ beyond this is no honest agent's."""
-        ...
-
-    def require_sendable(self, *, exact: bool) -> None:
-        """Raise a PrivacyError where the plan's numbers leave what its release can compute, whatever the records."""
-        ...
-
-    def summary(self) -> Mapping[str, Any]:
-        """Its own keys of a run's summary."""
-        ...
-
-    def report_rows(self) -> list[tuple[str, str, str]]:
-        """Its own rows of a report's table of the plan: symbol or name, value, meaning."""
-        ...
-
-
-class PlanDefaults:
-    """What most plans say alike, for a frozen dataclass to inherit: all coordinates travel as numbers of their own, the
-    clip value is given and stays, and each agent's upload is noisy enough by itself."""
-
-    __slots__ = ()
-
-    @property
-    def compression(self: Plan) -> float:
+    def compression(self) -> float:
         return self.active / self.dimension
 
     @property
@@ -159,29 +151,51 @@ class PlanDefaults:
 
     @property
     def clip_growth(self) -> float:
+        """How far the clip value can plausibly move within a participation, as a factor; 1 where it is constant."""
         return 1.0
 
     @property
-    def clip_norm(self: Plan) -> float:
+    def clip_norm(self) -> float:
         return math.sqrt(self.active) * self.clip_value if self.clip == "coordinate" else self.clip_value
 
     @property
     def aggregation(self) -> Aggregation | None:
-        return None
-
-    @property
-    def floor_event(self) -> Event | None:
+        """What the server sees, where that is a sum over agents; None where it sees each agent's upload."""
         return None
 
     def with_clip_value(self, clip_value: float) -> Self:
-        changed: Self = replace(self, clip_value=clip_value)  # type: ignore[type-var]
-        return changed
+        """Return the plan with the same guarantee at another clip value: noise scales along."""
+        return cast(Self, replace(cast(Any, self), clip_value=clip_value))
 
-    def require_sendable(self, *, exact: bool) -> None:
-        """Allow every plan."""
+    def update_noise(self, local_lr: float, scale: float) -> float:
+        """Standard deviation of the noise in each value of Δ; `scale` is what gradients are multiplied by. By default,
+        that of independent draws, one for each local step, which are scaled as the gradient is."""
+        return local_lr * scale * self.sigma * math.sqrt(self.local_steps)
+
+    def update_bound(self, local_lr: float, scale: float) -> float:
+        """Return the largest plausible value of Δ: an honest agent's does not exceed it. By default, all clipped
+        gradients in one direction, and 100 deviations of the noise in each step."""
+        return local_lr * scale * self.local_steps * (self.clip_norm + 100 * self.sigma)
+
+    def scoring(self, models: int) -> Plan | None:
+        """Return the plan by which agents score so many models, each within ±1, in place of a training, at the same
+        cost; None where its noise cannot be had on them."""
+        return None
+
+    def check_sendable(self, *, exact: bool) -> None:  # noqa: B027 (most plans can always be sent)
+        """Raise a PrivacyError where the plan's numbers leave what its release can compute, whatever the records."""
 
     def summary(self) -> Mapping[str, Any]:
+        """Return the mechanism's own keys of a run's summary."""
         return {}
+
+    def report_rows(self) -> list[tuple[str, str, str]]:
+        """Return its rows of a report's table of the plan: symbol or name, value, meaning."""
+        return []
+
+
+# A plan counts `local_steps` in a round, which are all `steps` of an event.
+_PLAN_NAMES = {"steps": "local_steps"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,8 +220,8 @@ class Cohort:
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
-    """What a run's config asks of a mechanism. `options` are all its keys, by `section.key`: some mechanisms read more.
+class PlanRequest:
+    """The parameters of a plan that a run's config states. `options` are all keys of the config, by `section.key`.
 
     `records` is a public number m, the fewest that an agent holds of what `unit` says; `neighbours` is None where the
     sampling decides. `cohort` is of a run under secure aggregation.
@@ -233,67 +247,104 @@ class Asked:
 
     @property
     def target(self) -> float:
-        """The ε that noise is to be found for, where none was given."""
+        """The ε to calibrate the noise to."""
         if self.epsilon is None:
             raise PrivacyError("neither epsilon nor a noise multiplier is given; exactly one must be")
         return self.epsilon
 
+    @property
+    def adversary(self) -> Adversary:
+        return "local" if self.cohort is None else "secure-aggregation"
 
-def pld(config: Mapping[str, Any]) -> str:
-    """Return the accountant of all mechanisms that have a loss distribution."""
-    return PLD
+    @property
+    def members(self) -> int:
+        return 0 if self.cohort is None else self.cohort.members
+
+    @property
+    def colluders(self) -> int:
+        return 0 if self.cohort is None else self.cohort.colluders
+
+    @property
+    def most(self) -> int:
+        return 0 if self.cohort is None else self.cohort.most
 
 
 def upload(summary: Mapping[str, Any]) -> str:
-    """What an upload holds: the values of the active coordinates, unless a mechanism has it otherwise."""
+    """Describe the content of an upload: by default, the values of the active coordinates."""
     return f"p = {summary['compression']:.3g} of {summary['dimension']:,} coordinates"
 
 
 @dataclass(frozen=True, slots=True)
 class Mechanism:
-    """A room.
+    """A mechanism, as configs, terms, ledgers and reports know it.
 
-    `events`: the kinds that its ledgers hold, each with what makes it from its fields.
-    `check`: raises a ValueError of one line where the keys of a config, as `section.key`, do not go together.
-    `calibrated`: the plan with the least noise that what is asked allows.
-    `of_event`: the plan whose participations are an event, from which it takes all that an event says.
-    `plan`: the type of its plans, a dataclass, whose fields a server announces.
-    `limits`: least and most of the numbers among them that no other mechanism has.
-    `accountant`: the name of the accountant for such a config.
-    `upload`: what an upload holds, from a run's summary.
+    `plan`: the type of its plans, a dataclass that inherits `Plan`.
+    `check`: raises a ValueError of one line where the keys of a config, as `section.key`, contradict each other.
+    `calibrated`: makes the plan with the least noise that a request allows.
+    `upload`: describes the content of an upload, from a run's summary.
     """
 
     name: str
-    events: Mapping[str, Callable[..., Event]]
+    plan: Any
     check: Callable[[Mapping[str, Any]], None]
-    calibrated: Callable[[Asked], Plan]
-    of_event: Callable[[Event, Asked], Plan]
-    plan: Callable[..., Plan]
-    limits: Mapping[str, tuple[float, float]] = field(default_factory=dict)
-    accountant: Callable[[Mapping[str, Any]], str] = pld
+    calibrated: Callable[[PlanRequest], Plan]
     upload: Callable[[Mapping[str, Any]], str] = upload
 
     @property
-    def record(self) -> dict[str, type]:
-        """The fields of a plan that a server announces beside `STEPS`, with their types; words are texts."""
-        kinds: Any = self.plan
-        hints = get_type_hints(kinds)
-        names = [each.name for each in fields(kinds) if each.name not in STEPS]
-        return {name: hints[name] if hints[name] in (int, float, bool) else str for name in names}
+    def event(self) -> type[Event]:
+        """The kind of its events in ledgers."""
+        kind: type[Event] = self.plan.event_type
+        return kind
 
-    def of_record(self, values: Mapping[str, Any]) -> Plan:
-        """Return the plan that was announced; raise a PrivacyError where there is none such, or where the steps that
-        were announced beside it are others."""
-        kinds: Any = self.plan
-        plan = self.plan(**{each.name: values[each.name] for each in fields(kinds)})
+    @property
+    def accountant(self) -> str:
+        """The name of the accountant of its events: that of loss distributions, where they have one."""
+        return self.event.kind if self.event.step is None else PLD
+
+    @property
+    def announced(self) -> dict[str, tuple[Any, Limits | None]]:
+        """The fields of a plan that a server announces beside `STEPS`: their types, and their limits if any."""
+        limits = {name: found for name, (_, found) in field_types(self.event).items()}
+        return {
+            name: (kind, found or limits.get(name))
+            for name, (kind, found) in field_types(self.plan).items()
+            if name not in STEPS
+        }
+
+    def of_terms(self, values: Mapping[str, Any]) -> Plan:
+        """Return the announced plan. Raise a PrivacyError where these values are none, or where the steps announced
+        beside it differ."""
+        plan: Plan = self.plan(**{each.name: values[each.name] for each in fields(self.plan)})
         for key in STEPS:
             if values[key] != getattr(plan, key):
                 raise PrivacyError(f"{key} is {values[key]!r}; the plan of the same terms has {getattr(plan, key)!r}")
         return plan
 
+    def of_event(self, event: Event, request: PlanRequest) -> Plan:
+        """Return the plan whose participations are `event`. A request states what an event does not."""
+        if not isinstance(event, self.event):
+            raise PrivacyError(f"the ledger holds events of another mechanism than {self.name}: {event}")
+        if bool(event.members) is (request.adversary == "local"):
+            raise PrivacyError(
+                f"the ledger says that sums over {event.members} members were sent, the config privacy.adversary = "
+                f"{request.adversary!r}: do not rely on any ε of this page"
+            )
+        stated = {_PLAN_NAMES.get(name, name): value for name, value in event.fields().items()}
+        stated["neighbours"] = relation(request.neighbours, event.sampling)
+        known = {each.name for each in fields(self.plan)}
+        found: Plan = make_plan(self.plan, request, **{name: stated[name] for name in stated if name in known})
+        return found
+
+
+def make_plan(kind: Callable[..., P], request: PlanRequest, **stated: Any) -> P:
+    """Return a plan with the values of a request, except for those that are stated."""
+    values = {"neighbours": relation(request.neighbours, request.sampling), **stated}
+    names = [each.name for each in fields(cast(Any, kind))]
+    return kind(**{name: values[name] if name in values else getattr(request, name) for name in names})
+
 
 def check_one_given(config: Mapping[str, Any]) -> None:
-    """Of ε and the noise, by which a config asks for a plan."""
+    """Raise a ValueError unless a config states exactly one of ε and the noise."""
     epsilon, noise = config["privacy.epsilon"], config["privacy.noise_multiplier"]
     if (epsilon is None) == (noise is None):
         both = "neither" if epsilon is None else "both"
@@ -301,5 +352,5 @@ def check_one_given(config: Mapping[str, Any]) -> None:
 
 
 def relation(neighbours: Neighbours | None, sampling: Sampling) -> Neighbours:
-    """The neighbouring relation that is asked for, or the one that fits the sampling."""
+    """Return the neighbouring relation that is asked for, or the one that fits the sampling."""
     return neighbours or ("add-remove" if sampling == "poisson" else "replace-one")

@@ -23,8 +23,9 @@ sums that are spanned differently, as it does for two that are added in another 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import lru_cache
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -47,7 +48,7 @@ def clip_rows(rows: Tensor, clip: Clipping, value: float) -> Tensor:
 
 
 def factors_below(norms: Tensor, value: float, dtype: torch.dtype) -> Tensor:
-    """What to multiply rows of these norms by, so that none is longer than `value`."""
+    """Return the factors for rows of these norms, so that none is longer than `value`."""
     limit = value * (1 - CLIP_MARGIN)
     factors = limit / norms.clamp(min=limit)
     # Below the smallest normal number a factor has too few digits to keep the bound: such a row counts as zero.
@@ -56,14 +57,14 @@ def factors_below(norms: Tensor, value: float, dtype: torch.dtype) -> Tensor:
 
 @lru_cache(maxsize=64)  # asked for in every step; a private clip moves
 def bound_below(value: float, dtype: torch.dtype) -> float:
-    """The greatest number of that type that is CLIP_MARGIN below `value`, or more."""
+    """Return the greatest number of that type that is CLIP_MARGIN below `value`, or more."""
     limit = value * (1 - CLIP_MARGIN)
     nearest = torch.tensor(limit, dtype=dtype)
     return float(torch.nextafter(nearest, torch.zeros_like(nearest)) if float(nearest) > limit else nearest)
 
 
 def share_below(rows: Tensor, clip: Clipping, value: float) -> Tensor:
-    """For each row, a number in [0, 1]: how much of it the bound leaves alone (feeds the private quantile).
+    """Return, for each row, a number in [0, 1]: how much of it the bound leaves alone (feeds the private quantile).
 
     `l2`: 1 if the norm is within the bound, else 0. `coordinate`: the share of non-zero coordinates within it (zeros
     say nothing about scale; half of MNIST's gradient coordinates are exactly zero); a row of zeros counts as 1.
@@ -78,7 +79,7 @@ def share_below(rows: Tensor, clip: Clipping, value: float) -> Tensor:
 
 
 def count_not_finite(rows: Tensor) -> int:
-    """How many rows count as zero for a NaN or an infinity. Depends on the data: for the agent's own eyes only."""
+    """Return how many rows count as zero for a NaN or an infinity. Depends on the data: it must not leave the agent."""
     return int((~_finite(rows)).sum())
 
 
@@ -132,3 +133,93 @@ class RowSum:
     @property
     def total(self) -> Tensor:
         return self._total if self._lost is None else self._total + self._lost
+
+
+class LayerGradient(NamedTuple):
+    """Values [b, m]. `columns` says where in a row they stand: from a column on, or [b, m] of them, no column twice in
+    a row; the column after the last is for what stands nowhere."""
+
+    values: Tensor
+    columns: int | Tensor
+
+
+class GradientBlock:
+    """The rows of b examples with k columns. `present` are the places with an example, `readable` those whose example
+    has a gradient."""
+
+    def __init__(
+        self, layers: Sequence[LayerGradient], width: int, readable: Tensor, present: Tensor | None = None
+    ) -> None:
+        self._layers, self._width = list(layers), width
+        self._readable, self._present = readable, present
+        self._squares: Tensor | None = None
+
+    def count_not_finite(self) -> int:
+        """Return how many examples count as zero. Depends on the data: it must not leave the agent."""
+        bad = ~self._counted()
+        return int((bad if self._present is None else bad & self._present).sum())
+
+    def __len__(self) -> int:
+        """Rows, with those of the places that have no example."""
+        return len(self._readable)
+
+    def clipped(self, clip: Clipping, value: float) -> Callable[[slice], Tensor]:
+        """Return a function that gives Σ of some of the clipped rows, in float64. Takes the values with it: they are
+        not to be used again."""
+        counted = self._counted()
+        counted = counted if self._present is None else counted & self._present
+        factors = factors_below(self._norms(), value, torch.float32) if clip == "l2" else None
+        bound = bound_below(value, torch.float32)
+        whole = bool(counted.all())
+        parts, self._layers = self._layers, []
+        for number, (values, columns) in enumerate(parts):
+            values = values if whole else torch.where(counted.unsqueeze(1), values, torch.zeros_like(values[:1, :1]))
+            values = values.clamp_(-bound, bound) if factors is None else values.mul_(factors.unsqueeze(1))
+            parts[number] = LayerGradient(values, columns)
+        return lambda rows: self._sum(parts, rows)
+
+    def _sum(self, clipped: Sequence[LayerGradient], rows: slice) -> Tensor:
+        total = self._readable.new_zeros(self._width + 1, dtype=torch.float64)
+        for values, columns in clipped:
+            values = values[rows]
+            if isinstance(columns, int):
+                total[columns : columns + values.shape[1]] += values.sum(0, dtype=torch.float64)
+            else:
+                total.index_add_(0, columns[rows].flatten(), values.flatten().double())
+        return total[:-1]
+
+    def share_below(self, clip: Clipping, value: float) -> Tensor:
+        """As `clipping.share_below`, of the examples that are present; to be asked before `clipped`."""
+        counted = self._counted()
+        if clip == "l2":
+            shares = (self._norms() <= value).double()
+        else:
+            sizes = [values.abs() for values, _ in self._layers]
+            alive = sum((size > 0).sum(1, dtype=torch.float64) for size in sizes)
+            above = sum((size > value).sum(1, dtype=torch.float64) for size in sizes)
+            assert isinstance(alive, Tensor)
+            shares = 1 - above / alive.clamp(min=1)
+        shares = torch.where(counted, shares, torch.ones_like(shares))
+        return shares if self._present is None else shares[self._present]
+
+    def rows(self) -> Tensor:
+        """Return all columns of the examples that are present, [b, k]; NaN where an example has no gradient."""
+        rows = self._readable.new_zeros(len(self._readable), self._width + 1, dtype=torch.float32)
+        for values, columns in self._layers:
+            if isinstance(columns, int):
+                rows[:, columns : columns + values.shape[1]] = values
+            else:
+                rows.scatter_(1, columns, values)
+        rows = rows[:, :-1].masked_fill_(~self._readable.unsqueeze(1), torch.nan)
+        return rows if self._present is None else rows[self._present]
+
+    def _norms(self) -> Tensor:
+        """L2 norms, of squares that are summed in float64: squares of float32 numbers neither vanish nor overflow."""
+        if self._squares is None:
+            squares = [torch.linalg.vector_norm(values, dim=1, dtype=torch.float64) for values, _ in self._layers]
+            self._squares = torch.stack(squares).square().sum(0)
+        return self._squares.sqrt()
+
+    def _counted(self) -> Tensor:
+        """Return which rows are readable and finite."""
+        return self._readable & self._norms().isfinite()

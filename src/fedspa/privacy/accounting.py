@@ -1,9 +1,9 @@
-"""Verified ε: what events cost an agent's records, by a sound accountant.
+"""Verified ε: an upper bound on the privacy cost of events to an agent's records.
 
 `pld` composes privacy loss distributions (`pld`, `subsampling`). Events of which only the (ε, δ) of a release is known
 go by `compose_releases`, under a name of their own. An event says itself under which relation it has an accountant.
 Events of different plans, mechanisms and samplings compose where all were fixed beforehand. What a server chose after
-it saw releases is for `cap`.
+it saw releases is for `budget`.
 
 Events that need different accountants share δ equally among these, and the ε are added. That is plain composition,
 which holds for any mechanisms.
@@ -17,7 +17,7 @@ from functools import lru_cache
 from typing import Any, TypeVar
 
 from fedspa.errors import PrivacyError
-from fedspa.privacy.event import MOST, PLD, Event, Neighbours, Step, check_word, require_one_unit, told
+from fedspa.privacy.event import MOST, PLD, Event, Neighbours, Step, check_one_unit, check_word
 
 E = TypeVar("E", bound=Event)
 # How much of δ pays for composition; the rest is shared out among the releases. 0 stands for plain addition.
@@ -27,7 +27,8 @@ _SLACK = 1 + 1e-9
 
 
 def epsilon(events: Mapping[Event, int], delta: float, *, neighbours: Neighbours) -> float:
-    """The ε at `delta` of taking part in each event its number of times: an upper bound, infinite where none is known.
+    """Return the ε at `delta` of taking part in each event its number of times: an upper bound, infinite where none is
+    known.
 
     It bounds the loss of one record, or of one person where that is the events' unit, under `neighbours`, over
     everything that the agent released in these participations.
@@ -35,11 +36,11 @@ def epsilon(events: Mapping[Event, int], delta: float, *, neighbours: Neighbours
     if not 0 < delta < 1:
         raise PrivacyError(f"delta is {delta}; it must lie between 0 and 1")
     check_word("neighbours", neighbours, Neighbours)
-    require_one_unit(events)
+    check_one_unit(events)
     parts: dict[str, set[tuple[Event, int]]] = {}
     for event, count in events.items():
         if not 0 <= count <= MOST:
-            raise PrivacyError(f"participations is {told(count)}; it must lie between 0 and {MOST:g}")
+            raise PrivacyError(f"participations is {count}; it must lie between 0 and {MOST:g}")
         by = event.accountant(neighbours)
         if count:
             parts.setdefault(by, set()).add((event, count))
@@ -48,7 +49,7 @@ def epsilon(events: Mapping[Event, int], delta: float, *, neighbours: Neighbours
 
 
 def _certified(events: frozenset[tuple[Event, int]], delta: float, neighbours: Neighbours, accountant: str) -> float:
-    """Where numbers leave the range of float64 nothing is certified: ∞, and no exception."""
+    """Return ∞, and raise no exception, where numbers leave the range of float64: nothing is certified there."""
     import numpy as np
 
     try:
@@ -59,10 +60,14 @@ def _certified(events: frozenset[tuple[Event, int]], delta: float, neighbours: N
     return math.inf if math.isnan(cost) else cost
 
 
+def _step_epsilon(event: Event, delta: float) -> float:
+    return event.step_epsilon(delta)
+
+
 @lru_cache(maxsize=4096)
 def _epsilon(events: frozenset[tuple[Event, int]], delta: float, neighbours: Neighbours, accountant: str) -> float:
     if accountant != PLD:
-        return compose_releases(dict(events), delta, _once)
+        return compose_releases(dict(events), delta, _step_epsilon)
     # Events that differ in their number of steps only are one mechanism; in a fixed order, so that sums are repeatable.
     steps: dict[Step, int] = {}
     for event, count in sorted(events, key=lambda item: item[0].to_json()):
@@ -70,18 +75,14 @@ def _epsilon(events: frozenset[tuple[Event, int]], delta: float, neighbours: Nei
         if step is None:
             return math.inf
         steps[step] = steps.get(step, 0) + count * event.steps
-    delta -= sum(n * step.beyond(neighbours) for step, n in steps.items())
+    delta -= sum(n * step.extra_delta(neighbours) for step, n in steps.items())
     if delta <= 0:
         return math.inf
     return _pld_epsilon(steps, delta, neighbours)
 
 
-def _once(event: Event, delta: float) -> float:
-    return event.step_epsilon(delta)
-
-
 def gaussian_epsilon(shift: float, delta: float) -> float:
-    """The exact ε of N(μ, 1) against N(0, 1), from above (Balle, Wang 2018, Theorem 8); `shift` is μ."""
+    """Return the exact ε of N(μ, 1) against N(0, 1), from above (Balle, Wang 2018, Theorem 8); `shift` is μ."""
     from scipy import special
 
     def delta_at(eps: float) -> float:
@@ -124,7 +125,7 @@ def _pld_epsilon(steps: Mapping[Step, int], delta: float, neighbours: Neighbours
     first = composed_epsilon(direction(0), delta)
     if neighbours == "replace-one":
         return first
-    return max(first, composed_epsilon(direction(1), delta, floor=first))
+    return max(first, composed_epsilon(direction(1), delta, at_least=first))
 
 
 def compose_releases(events: Mapping[E, int], delta: float, once: Callable[[E, float], float]) -> float:

@@ -2,7 +2,7 @@
 all earlier releases. docs/accounting.md has the proof.
 
 Let L be the loss of all that was released and K(λ) the sum of the events' moments (`moments`). For each λ > 0
-e^(λL − K(λ)) is a supermartingale, whoever chooses the events and however; so is its mean Σ w_λ·e^(λL − K(λ)) with
+e^(λL − K(λ)) is a supermartingale, no matter who chooses the events and how; so is its mean Σ w_λ·e^(λL − K(λ)) with
 weights that were fixed before. Where
 
     1 − e^(ε − l)  ≤  δ·Σ w_λ·e^(λl − K(λ))     for every l > ε
@@ -18,7 +18,7 @@ For an event whose outputs under two neighbours are dominated by the pair (P, Q)
     K(λ) = ln E_P[e^(λL); L finite],  λ > 0        and        η = P(L = ∞).
 
 K(λ) is λ times the Rényi divergence of order λ + 1. It is taken from the same dominating pairs as PLD's ε, discretised
-from above, so that it holds for every sampling and relation that PLD knows. Losses are told apart up to a reach, and
+from above, so that it holds for every sampling and relation that PLD knows. Losses are resolved up to a reach, and
 what lies beyond counts as infinite.
 """
 
@@ -32,7 +32,7 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 
 from fedspa.privacy.event import Event, Neighbours
-from fedspa.privacy.pld import Array, DominatingPair, power_of_two, reach_for
+from fedspa.privacy.pld import Array, DominatingPair, power_of_two, tail_cutoff
 
 # λ at which moments are known, for every event the same: six to an octave.
 ORDERS: Array = 2.0 ** (np.arange(-36, 85) / 6)
@@ -56,7 +56,7 @@ class Moments(NamedTuple):
 
 @lru_cache(maxsize=1024)
 def directions(event: Event, left_out: float, neighbours: Neighbours) -> tuple[Moments, ...]:
-    """Both directions under add-remove; under replace-one, where neighbours can be swapped, one stands for both.
+    """Return both directions under add-remove; under replace-one, where neighbours can be swapped, one for both.
 
     `left_out` is the share of δ for infinite losses over all participations: it decides how η and K are weighed.
     """
@@ -66,9 +66,9 @@ def directions(event: Event, left_out: float, neighbours: Neighbours) -> tuple[M
     shift = step.gaussian_shift(neighbours)
     if shift is not None:
         one = ORDERS * (ORDERS + 1) / 2 * np.float64(shift) ** 2
-        return (_times(Moments(one, step.beyond(neighbours)), event.steps),)
-    both = [_of_pair(pair, reach_for(_STEPS, left_out)) for pair in step.pairs(neighbours)]
-    beyond = step.beyond(neighbours)
+        return (_times(Moments(one, step.extra_delta(neighbours)), event.steps),)
+    both = [_of_pair(pair, tail_cutoff(_STEPS, left_out)) for pair in step.pairs(neighbours)]
+    beyond = step.extra_delta(neighbours)
     return tuple(_times(Moments(one.cumulants, one.infinite + beyond), event.steps) for one in both)
 
 
@@ -128,7 +128,7 @@ _Answer = TypeVar("_Answer")
 
 
 def fits(events: Mapping[Event, int], epsilon: float, delta: float, neighbours: Neighbours) -> bool:
-    """Whether a filter that was set to (ε, δ) admits all these participations, in whatever order they came."""
+    """Return whether a filter that was set to (ε, δ) admits all these participations, in whatever order they came."""
     if not events:
         return True
     if not delta > 0:
@@ -138,12 +138,13 @@ def fits(events: Mapping[Event, int], epsilon: float, delta: float, neighbours: 
 
 
 def least_epsilon(events: Mapping[Event, int], delta: float, neighbours: Neighbours) -> float:
-    """The smallest ε (to four digits, from above) at which a filter at `delta` admits all these; infinite if none."""
+    """Return the smallest ε (to four digits, from above) at which a filter at `delta` admits all these; infinite if
+    none."""
     return _certified(lambda: _least_epsilon(_counted(events), delta, neighbours), math.inf)
 
 
 def _certified(asked: Callable[[], _Answer], otherwise: _Answer) -> _Answer:
-    """Where numbers leave the range of float64 nothing is certified; a NaN fits nowhere."""
+    """Return `otherwise` where numbers leave the range of float64: nothing is certified, and a NaN fits nowhere."""
     try:
         with np.errstate(all="ignore"):
             return asked()
@@ -184,7 +185,7 @@ def _sums(
         found = directions(event, left_out, neighbours)
         for side in range(sides):
             cumulants, infinite = sums[side]
-            moments = found[side % len(found)]  # one that is the same in both is told once
+            moments = found[side % len(found)]  # one that is the same in both is counted once
             sums[side] = (
                 np.nextafter(cumulants + float(count) * moments.cumulants, math.inf),
                 infinite + count * moments.infinite,
@@ -210,7 +211,8 @@ def _fits(sums: tuple[tuple[Array, float], ...], epsilon: float, delta: float) -
 
 
 def _weights(epsilon: float, delta: float) -> tuple[float, Array]:
-    """The order at which a Gaussian that costs (ε, δ) is priced best, and weights around it that sum to 1."""
+    """Return the order at which a Gaussian that costs (ε, δ) has the least cost, and weights around it that sum to
+    1."""
     tail = -math.log(delta)
     best = (tail + math.sqrt(tail * (tail + epsilon))) / epsilon
     for _ in range(3):  # the conversion of moments into ε takes off about ln(1 + λ)

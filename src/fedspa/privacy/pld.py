@@ -5,8 +5,8 @@ A dominating pair (P, Q) of one step is discretised so that the grid's privacy p
 are kept, which costs only second order in the interval. Mass beyond the reach goes to infinite loss.
 
 Composition multiplies Fourier transforms of the *exponentially tilted* masses. Tilting puts the peak of the composed
-distribution at ε, so that round-off is relative to δ rather than to 1, and ε stays sound at δ = 1e-10 after 10⁶ steps.
-What floating point and truncation may lose is added back: the returned ε is never below the true one.
+distribution at ε, so that round-off is relative to δ rather than to 1, and ε stays an upper bound at δ = 1e-10 after
+10⁶ steps. What floating point and truncation may lose is added back: the returned ε is never below the true one.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Array = NDArray[np.float64]
 # Relative error of ε that the discretisation may add. It only decides tightness: any interval gives an upper bound.
 TOLERANCE = 1e-5
 MOST_CELLS = 2**20
-# ε is told to this part of a cell's width at least, down to an ε that is as good as none.
+# ε is computed to this part of a cell's width at least, down to an ε that is as good as none.
 CELLS_BELOW = 256
 LEAST_EPSILON = 1e-3
 # Above this ε a bound is as good as the truth.
@@ -53,12 +53,13 @@ class DominatingPair(Protocol):
     """The worst pair of output distributions of one step. Hashable, so that discretisations can be cached."""
 
     def sketch(self, reach: float) -> tuple[Array, Array]:
-        """A few thousand (loss, P-mass) points: enough to choose a tilt and an interval, not to claim anything."""
+        """Return a few thousand (loss, P-mass) points: enough to choose a tilt and an interval, not to claim
+        anything."""
 
     def __hash__(self) -> int: ...
 
     def discretise(self, interval: float, reach: float) -> LossMass:
-        """The pessimistic loss distribution; `reach` is how many standard deviations of noise are told apart."""
+        """Return the pessimistic loss distribution; `reach` is how many standard deviations of noise are resolved."""
 
 
 def normal_mass(low: Array, high: Array, log_scale: Array | float = 0.0) -> tuple[Array, Array]:
@@ -83,22 +84,22 @@ def split(mass: Array, excess: Array, slack: Array, interval: float) -> tuple[Ar
     return mass - up, up
 
 
-def composed_epsilon(parts: Sequence[tuple[DominatingPair, int]], delta: float, floor: float = 0.0) -> float:
-    """The ε at `delta` of all pairs, each composed its number of times; infinite where none can be certified.
+def composed_epsilon(parts: Sequence[tuple[DominatingPair, int]], delta: float, at_least: float = 0.0) -> float:
+    """Return the ε at `delta` of all pairs, each composed its number of times; infinite where none can be certified.
 
-    Below `floor` the answer need not be tight, which saves work where another direction has cost that much already.
+    Below `at_least` the answer need not be tight, which saves work where another direction has cost that much already.
     """
     steps = sum(count for _, count in parts)
-    reach = reach_for(steps, delta)
+    reach = tail_cutoff(steps, delta)
     choice = _choose(parts, delta, reach)
 
     def at(interval: float) -> float:
         return _epsilon([(pair.discretise(interval, reach), count) for pair, count in parts], delta, choice)
 
     interval = choice.interval
-    if floor > 0:
+    if at_least > 0:
         epsilon = at(16 * interval)
-        if epsilon <= floor:
+        if epsilon <= at_least:
             return epsilon
     epsilon = at(interval)
     # The sketch may have guessed ε too high, by much where few steps leave a heavy tail: look closer then.
@@ -108,14 +109,15 @@ def composed_epsilon(parts: Sequence[tuple[DominatingPair, int]], delta: float, 
     return epsilon
 
 
-def reach_for(steps: int, delta: float) -> float:
-    """How many standard deviations of noise are told apart: truncation may take 1e-10 of δ. Rounded up to quarters so
-    that the cache sees few different values."""
+def tail_cutoff(steps: int, delta: float) -> float:
+    """Return how many standard deviations of noise are resolved: truncation may take 1e-10 of δ. Rounded up to quarters
+    so that the cache sees few different values."""
     return math.ceil(-4 * float(special.ndtri(max(1e-10 * delta / steps, 1e-300)))) / 4
 
 
 def composed_mass(one: LossMass, count: int) -> LossMass:
-    """The whole loss distribution of `count` independent parts alike, from above; what the window cuts off is at ∞."""
+    """Return the whole loss distribution of `count` independent parts alike, from above; what the window cuts off is at
+    ∞."""
     points = [(one.losses, one.mass, count)]
     mean = float(one.mass @ one.losses)
     deviation = math.sqrt(count * (float(one.mass @ (one.losses - mean) ** 2) + one.interval**2))
@@ -131,7 +133,7 @@ def composed_mass(one: LossMass, count: int) -> LossMass:
 
 
 def _any_infinite(masses: Sequence[tuple[LossMass, int]]) -> float:
-    """The chance that any of the parts is at infinite loss."""
+    """Return the chance that any of the parts is at infinite loss."""
     if any(part.infinite >= 1 for part, _ in masses):
         return 1.0
     return -math.expm1(sum(count * math.log1p(-part.infinite) for part, count in masses))
@@ -245,7 +247,7 @@ def _epsilon(masses: Sequence[tuple[LossMass, int]], delta: float, choice: _Choi
 
 
 def _tilted(masses: Sequence[tuple[LossMass, int]], tilt: float, size: int, bottom: int) -> Array:
-    """The composed distribution of e^(λL)·P, normed to 1, on `size` grid points from `bottom`; from above.
+    """Return the composed distribution of e^(λL)·P, normed to 1, on `size` grid points from `bottom`; from above.
 
     What lies outside the window wraps around into it, which only adds mass.
     """
@@ -277,7 +279,7 @@ def _tilted(masses: Sequence[tuple[LossMass, int]], tilt: float, size: int, bott
 
 
 def _crossing(losses: Array, mass: Array, infinite: float, delta: float, ceiling: float) -> float:
-    """The smallest ε with δ(ε) ≤ delta, or the window's lowest loss where δ is small enough already.
+    """Return the smallest ε with δ(ε) ≤ delta, or the window's lowest loss where δ is small enough already.
 
     `ceiling` is an ε that is known to do.
     """

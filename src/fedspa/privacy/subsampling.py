@@ -160,7 +160,7 @@ def mixture_log_ratio(rate: float, losses: Array) -> Array:
 
 
 def grid(rate: float, shift: float, low: float, high: float, interval: float) -> tuple[int, Array, Array]:
-    """The remove losses of x in [low, high] as grid indices from `first`, as losses, and as edges in x."""
+    """Return the remove losses of x in [low, high] as grid indices from `first`, as losses, and as edges in x."""
     ends = mixture_loss(rate, shift, np.array([low, high]))
     first = math.floor(ends[0] / interval)
     losses = np.arange(first, max(math.ceil(ends[1] / interval), first + 1) + 1) * interval

@@ -5,9 +5,9 @@ by label, so results depend on nothing but the key: not on threads, processes or
 global. In a deployment the key comes from the operating system and never leaves the agent. Mask seeds are public: they
 come from their own derivation (`mask_seed`), from which no private key can be computed.
 
-Why AES-256 in counter mode: whoever sees released noise must not be able to predict the rest, which rules out the
+Why AES-256 in counter mode: an observer of released noise must not be able to predict the rest, which rules out the
 statistical generators (Philox, PCG, Mersenne Twister); CPUs have AES in hardware, so the bits cost about 1 ns per
-8 bytes, a small part of the price of turning them into a Gaussian; and a counter can be sought.
+8 bytes, a small part of the cost of turning them into a Gaussian; and a counter can be sought.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ from __future__ import annotations
 import hashlib
 import math
 import os
+from bisect import bisect_right
+from collections.abc import Sequence
 
 import numpy as np
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
@@ -22,6 +24,7 @@ from numpy.typing import NDArray
 
 from fedspa.errors import ConfigError, PrivacyError
 from fedspa.privacy.event import NoiseMode as NoiseMode
+from fedspa.privacy.event import Sampling
 
 KEY_BYTES = 32
 # Blocks of this many values stay in the cache nearest to the core, and below the size at which torch starts threads.
@@ -30,7 +33,8 @@ _ZEROS = bytes(8 * _BLOCK)
 
 
 def derive_key(root: bytes, *labels: str | int) -> bytes:
-    """The 32-byte key that `root` (32 bytes) gives under these labels: keyed BLAKE2b, different labels, unrelated keys.
+    """Return the 32-byte key that `root` (32 bytes) gives under these labels: keyed BLAKE2b, different labels,
+    unrelated keys.
 
     Every label is written with its type and length, so ("ab", "c"), ("a", "bc") and ("1",), (1,) differ.
     """
@@ -38,12 +42,13 @@ def derive_key(root: bytes, *labels: str | int) -> bytes:
 
 
 def mask_seed(root: bytes, round_number: int, agent: int) -> bytes:
-    """The public 16-byte seed of an agent's mask in a round. Its domain is apart from that of every private key."""
+    """Return the public 16-byte seed of an agent's mask in a round. Its domain is apart from that of every private
+    key."""
     return _hash(root, b"fedspa-mask-v1", (round_number, agent), 16)
 
 
 def root_key(mode: NoiseMode, seed: int) -> bytes:
-    """The key a run's private randomness starts from.
+    """Return the key a run's private randomness starts from.
 
     `secure` and `exact`: the operating system's entropy, another key each time; `seed` has no part in it. `seeded`: the
     seed alone decides, so anyone who knows it can subtract the noise. That is for tests and simulations only.
@@ -56,7 +61,7 @@ def root_key(mode: NoiseMode, seed: int) -> bytes:
 
 
 def agent_key(root: bytes, round_number: int, agent: int) -> bytes:
-    """All private randomness of one agent in one round; derive its streams with `derive_key(key, "noise", step)`."""
+    """Return the key of one agent in one round; derive its streams with `derive_key(key, "noise", step)`."""
     return derive_key(root, "round", round_number, "agent", agent)
 
 
@@ -80,7 +85,7 @@ class Stream:
 
     @property
     def position(self) -> int:
-        """How many 64-bit words were consumed so far."""
+        """The number of 64-bit words consumed so far."""
         return self._position
 
     def seek(self, position: int) -> None:
@@ -92,11 +97,11 @@ class Stream:
 
     def uint64(self, n: int) -> NDArray[np.uint64]:
         """n uniform 64-bit words."""
-        # Two spare words: some versions of `update_into` ask for room for a block more than they write.
+        # Two spare words: some versions of `update_into` ask for space for a block more than they write.
         words = np.empty(n + 2, dtype=np.uint64)
-        room = words.data.cast("B")
+        buffer = words.data.cast("B")
         for start in range(0, 8 * n, len(_ZEROS)):
-            self._encryptor.update_into(_ZEROS[: 8 * n - start], room[start:])
+            self._encryptor.update_into(_ZEROS[: 8 * n - start], buffer[start:])
         self._position += n
         return words[:n]
 
@@ -147,7 +152,8 @@ class Stream:
         return (words % np.uint64(bound)).view(np.int64)
 
     def choice_without_replacement(self, population: int, size: int) -> NDArray[np.int64]:
-        """A uniform subset of 0 … population − 1 of this size, sorted: the first `size` distinct of uniform draws."""
+        """Return a uniform subset of 0 … population − 1 of this size, sorted: the first `size` distinct of uniform
+        draws."""
         if not 0 <= size <= population:
             raise PrivacyError(f"{size} of {population} cannot be drawn without replacement; lower the batch")
         if 2 * size > population:
@@ -169,3 +175,54 @@ def _hash(root: bytes, domain: bytes, labels: tuple[str | int, ...], size: int) 
         encoded = text.encode()
         state.update(kind + len(encoded).to_bytes(8, "big") + encoded)
     return state.digest()
+
+
+# Samplers: mini-batches as the accountants assume them, and exact draws from a law on whole numbers.
+#
+# Batches are Poisson samples, or of a fixed size, uniform and without replacement; each step draws its own. Shuffled
+# epochs are neither: no accountant here computes their privacy, so there is no such sampler. The draws come from the
+# agent's private stream, because amplification by sampling holds only against someone who cannot tell which records
+# were drawn.
+#
+# A law on whole numbers is drawn from by inverting its distribution function. 64 random bits are looked up among its
+# values, and 320 more decide where they meet one exactly. The values are computed in whole numbers of any length, each
+# to 2⁻³⁸⁴. Digits decide far out: an adversary who sees noise that a record has moved by some deviations looks at what
+# is left there of the other law. No floating point stands between the bits and the draw.
+
+Indices = NDArray[np.int64]
+# Of the weights that a law is given by, and of an end.
+DIGITS = 448
+BITS = 384
+# Draws that are made together.
+AT_ONCE = 1 << 16
+
+
+def draw_batch(sampling: Sampling, batch: int, rate: float, records: int, stream: Stream) -> Indices:
+    """One step's records, as sorted indices below `records`.
+
+    `poisson`: each record with chance `rate`, independently: any size from 0 to `records` is normal.
+    `fixed`: exactly `batch` records, every subset equally likely.
+    """
+    if sampling == "poisson":
+        return np.flatnonzero(stream.uniform(records) < rate).astype(np.int64)
+    return stream.choice_without_replacement(records, batch)
+
+
+def upper_ends(weights: Sequence[int]) -> list[int]:
+    """Return the upper ends of the values' shares of [0, 1), in units of 2^-BITS; the last one's is left out."""
+    total, running, ends = sum(weights), 0, []
+    for weight in weights[:-1]:
+        running += weight
+        ends.append((running << BITS) // total)
+    return ends
+
+
+def heads(ends: Sequence[int], bits: int = BITS) -> NDArray[np.uint64]:
+    """Return the first 64 bits of each end: all that a draw needs unless it meets one of them exactly."""
+    return np.array([end >> (bits - 64) for end in ends], dtype=np.uint64)
+
+
+def settle(ends: Sequence[int], word: np.uint64, stream: Stream, bits: int = BITS) -> int:
+    """Return the place of a draw whose first word equals a head, by more words of the stream."""
+    more = b"".join(int(each).to_bytes(8, "big") for each in (word, *stream.uint64(bits // 64 - 1)))
+    return bisect_right(ends, int.from_bytes(more, "big"))

@@ -1,8 +1,8 @@
 """Charts of a report as plain geometry: scores, loss, ε and bytes by round, and ε by agent. The template draws them.
 
 Hand-made SVG and not a plotting library: a page stays a few dozen kilobytes, prints as vectors, follows the reader's
-colour scheme by CSS alone, can be read by keyboard, needs no script to show its lines, and lets the page forbid every
-request and every foreign script.
+colour scheme by CSS alone, needs no script to show its lines, and lets the page forbid every request and every foreign
+script.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from typing import Any, Literal
 
-from fedspa.privacy.cap import AGAINST_ALL
+from fedspa.privacy.budget import AGAINST_ALL
 from fedspa.report.record import Promise, RunRecord
 from fedspa.runs.guarantee import is_seeded, observer, protected, shown, shown_bytes
 from fedspa.runs.metrics import LOWER, SHARES, RoundMetrics, heading, shown_score
@@ -26,6 +26,7 @@ WIDE, LOW = 1080, 240  # for so many bars as a telephone's width cannot hold
 _MANY_BARS = 20
 _LETTER = 9  # the width of one, where the page is narrow and its letters are large
 LEFT, RIGHT, TOP, BOTTOM = 62, 14, 14, 40
+_LONGEST_NAME = 12  # of a bar, in letters; its table has the whole name
 _HEADROOM = 1.08  # over a limit, for its name
 MOST_ROWS = 1000  # of a figure's table; longer runs are thinned evenly
 
@@ -49,11 +50,11 @@ class Axis:
         return round(self.start + (value - low) / (high - low) * (self.end - self.start), 2)
 
     def within(self, value: float | None) -> float | None:
-        """Where `value` lies; None where there is none, or off the scale."""
+        """Return where `value` lies; None where there is none, or off the scale."""
         return self.at(value) if value is not None and self.low <= value <= self.high else None
 
     def ticks(self, most: int = 6) -> list[float]:
-        """Round numbers; on a logarithmic axis the powers of ten within it."""
+        """Return round numbers; on a logarithmic axis the powers of ten within it."""
         if self.log:
             powers = range(math.ceil(math.log10(self.low) - 1e-9), math.floor(math.log10(self.high) + 1e-9) + 1)
             return [10.0**power for power in list(powers)[:: max(1, -(-len(powers) // most))]]
@@ -63,7 +64,7 @@ class Axis:
 
 
 def nice_step(width: float) -> float:
-    """The smallest of 1, 2, 5 times a power of ten that is at least `width`."""
+    """Return the smallest of 1, 2, 5 times a power of ten that is at least `width`."""
     power = 10.0 ** math.floor(math.log10(width))
     return next(step * power for step in (1, 2, 5, 10) if step * power >= width * (1 - 1e-9))
 
@@ -85,31 +86,32 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """A line as drawn: its path, and where each row's point lies (None: nowhere, or off the scale)."""
+    """A line as drawn."""
 
     name: str
     style: str
     dashed: bool
     path: str
-    y: list[float | None]
     mark: tuple[float, float, str, str] | None  # x, y, label, anchor
     off_scale: bool
 
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """One agent: its rectangle, and what it is called."""
+    """A rectangle from zero to a value, with the ends of the value's interval where it has one."""
 
     x: float
     y: float
     width: float
     height: float
     label: str
+    low: float | None = None
+    high: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """All that the template needs. `header` and `rows` are the text alternative, and what a pointer reads."""
+    """All that the template needs. `header` and `rows` are the text alternative."""
 
     key: str
     title: str
@@ -120,11 +122,10 @@ class Figure:
     header: list[str]
     rows: list[list[str]]
     limits: list[Place]  # levels across the plot, as a cap
-    x: list[float] = field(default_factory=list)
     curves: list[Curve] = field(default_factory=list)
     band: str = ""
     bars: list[Bar] = field(default_factory=list)
-    run: int = 0
+    run: int | None = None  # its ledger is linked to the bars
     width: int = WIDTH
     height: int = HEIGHT
 
@@ -142,7 +143,7 @@ def plain(value: float) -> str:
 
 
 def thinned(count: int, keep: Sequence[int | None], most: int = MOST_ROWS) -> list[int]:
-    """Which of `count` rows to show: evenly spaced, the first, the last and `keep` always."""
+    """Return which of `count` rows to show: evenly spaced, the first, the last and `keep` always."""
     step = max(1, -(-count // most))
     wanted = {*range(0, count, step), count - 1, *(row for row in keep if row is not None)}
     return sorted(row for row in wanted if 0 <= row < count)
@@ -161,7 +162,7 @@ def by_round(
     band: tuple[Line, Line] | None = None,
     limits: Sequence[tuple[str, float]] = (),
 ) -> Figure | None:
-    """Lines over rounds 1, 2, …; None where there is nothing to draw.
+    """Draw lines over rounds 1, 2, …; return None where there is nothing to draw.
 
     A logarithmic scale is of whole things, and begins at 1. `top` ends the axis: what lies above is named as off the
     scale, and still in the table. `band` fills what lies between two lines, of which the lower one is in the table too.
@@ -174,7 +175,7 @@ def by_round(
     y = _fitted(found, scale, top)
     x = Axis(0 if count == 1 else 1, max(count, 2), LEFT, WIDTH - RIGHT)
     rows = thinned(count, [line.mark for line in lines])
-    told = [*lines, *(band[:1] if band is not None else ())]
+    listed = [*lines, *(band[:1] if band is not None else ())]
     return Figure(
         key=key,
         title=title,
@@ -182,10 +183,9 @@ def by_round(
         x_label="Round",
         x_ticks=[(x.at(value), plain(value)) for value in x.ticks(8) if value >= 1 and value == int(value)],
         y_ticks=[(y.at(value), tick(value)) for value in y.ticks()],
-        header=["Round", *(line.name for line in told)],
-        rows=[[str(row + 1), *(_cell(line.at(row), show) for line in told)] for row in rows],
+        header=["Round", *(line.name for line in listed)],
+        rows=[[str(row + 1), *(_cell(line.at(row), show) for line in listed)] for row in rows],
         limits=[(y.at(value), name) for name, value in limits],
-        x=[x.at(row + 1) for row in rows],
         curves=[_curve(line, rows, x, y) for line in lines],
         band="" if band is None else _area(*band, rows, x, y),
     )
@@ -195,30 +195,37 @@ def bars(
     key: str,
     title: str,
     caption: str,
+    x_label: str,
     values: Sequence[float],
     header: list[str],
     rows: list[list[str]],
     *,
+    intervals: Sequence[tuple[float, float]] = (),
+    show: Show = plain,
     limits: Sequence[tuple[str, float]] = (),
-    run: int = 0,
+    run: int | None = None,
 ) -> Figure | None:
-    """A bar for each of `values`, labelled by the cells of its row."""
+    """Draw a bar for each of `values`, labelled by the cells of its row; `intervals` has the ends of each one's
+    interval. Return None without values."""
     if not values:
         return None
     width, height = (WIDTH, HEIGHT) if len(values) < _MANY_BARS else (WIDE, LOW)
-    y = _fitted([*values, *(_HEADROOM * value for _, value in limits)], "zero", None, height)
+    highest = [*values, *(high for _, high in intervals), *(_HEADROOM * value for _, value in limits)]
+    y = _fitted(highest, "zero", None, height)
     slot = (width - LEFT - RIGHT) / len(values)
     gap = min(4.0, slot * 0.18)
     base = y.at(0)
-    names = [row[0].removeprefix("agent-")[:10] for row in rows]
+    names = [row[0].removeprefix("agent-") for row in rows]
+    names = [name if len(name) <= _LONGEST_NAME else f"{name[: _LONGEST_NAME - 1]}…" for name in names]
     apart = max(1.0, nice_step(_LETTER * (max(map(len, names)) + 1) / slot))  # so that no name runs into the next
+    ends = [(y.at(low), y.at(high)) for low, high in intervals]
     return Figure(
         key=key,
         title=title,
         caption=caption,
-        x_label="Agent",
+        x_label=x_label,
         x_ticks=[(round(LEFT + (i + 0.5) * slot, 2), names[i]) for i in range(0, len(values), int(apart))],
-        y_ticks=[(y.at(value), plain(value)) for value in y.ticks(4)],
+        y_ticks=[(y.at(value), show(value)) for value in y.ticks(4)],
         header=header,
         rows=rows,
         limits=[(y.at(value), name) for name, value in limits],
@@ -228,7 +235,8 @@ def bars(
                 min(y.at(value), base - 1),
                 round(slot - gap, 2),
                 round(max(base - y.at(value), 1), 2),
-                ", ".join(f"{name} {cell}" for name, cell in zip(header, rows[i])),
+                ", ".join(f"{name} {cell}".strip() for name, cell in zip(header, rows[i])),
+                *(ends[i] if ends else ()),
             )
             for i, value in enumerate(values)
         ],
@@ -239,7 +247,7 @@ def bars(
 
 
 def _fitted(values: Sequence[float], scale: str, top: float | None, height: int = HEIGHT) -> Axis:
-    """An axis around `values`, to round numbers."""
+    """Return an axis around `values`, to round numbers."""
     low, high = min(values), max(values)
     pixels = (height - BOTTOM, TOP)
     if scale == "log":
@@ -268,36 +276,36 @@ def _curve(line: Line, rows: Sequence[int], x: Axis, y: Axis) -> Curve:
         across = x.at(line.mark + 1)
         mark = (across, best, line.mark_label, "end" if across > (LEFT + WIDTH - RIGHT) / 2 else "start")
     last = next((value for value in reversed(line.values) if value is not None), None)
-    return Curve(line.name, line.style, line.dashed, "".join(path), points, mark, last is not None and last > y.high)
+    return Curve(line.name, line.style, line.dashed, "".join(path), mark, last is not None and last > y.high)
 
 
 def _area(low: Line, high: Line, rows: Sequence[int], x: Axis, y: Axis) -> str:
-    """Closed over the rows; what is missing counts as nothing."""
+    """Return an area closed over the rows; what is missing counts as nothing."""
     edge = [(row, high) for row in rows] + [(row, low) for row in reversed(rows)]
     return "M" + "L".join(f"{x.at(row + 1)} {y.at(line.values[row] or 0.0)}" for row, line in edge) + "Z"
 
 
-MOST_BARS = 200  # more than that cannot be told apart, or hit with a pointer
+MOST_BARS = 200  # more than that cannot be distinguished, or hit with a pointer
 SIMULATED = "THE NOISE WAS SEEDED: a simulation, nothing is private. "
 
 
 def style(number: int) -> str:
-    """The class of the `number`th run's colour and dash."""
+    """Return the class of the `number`th run's colour and dash."""
     return f"s{number % 8}"
 
 
 def known(value: float | None) -> str:
-    """An ε, or a dash for none."""
+    """Return an ε, or a dash for none."""
     return "–" if value is None else shown(value)
 
 
 def fedavg_upload(dimension: int) -> int:
-    """Bytes of one FedAvg upload of the same model: every coordinate in float32, and the same header."""
+    """Return the bytes of one FedAvg upload of the same model: every coordinate in float32, and the same header."""
     return HEADER_BYTES + 4 * dimension
 
 
 def scores(runs: Sequence[RunRecord], names: Sequence[str]) -> list[Figure | None]:
-    """A figure for each score that a run is judged by; one whose score is its loss has it in the next."""
+    """Draw a figure for each score that a run is judged by; one whose score is its loss has it in the next."""
     found = dict.fromkeys(run.headline for run in runs)
     return [_score(name, runs, names) for name in found if name != "loss"]
 
@@ -308,10 +316,10 @@ def _score(score: str, runs: Sequence[RunRecord], names: Sequence[str]) -> Figur
     for number, (run, called) in enumerate(zip(runs, names if len(runs) > 1 else [heading(score)])):
         if run.headline == score:
             values = [value if value is None or not share else 100 * value for value in run.scores]
-            told = (
+            best_label = (
                 "" if run.best is None else f"best {shown_score(score, run.scores[run.best])} in round {run.best + 1}"
             )
-            lines.append(Line(called, values, style(number), run.best, told if len(runs) == 1 else ""))
+            lines.append(Line(called, values, style(number), run.best, best_label if len(runs) == 1 else ""))
     best = "minimum" if score in LOWER else "maximum"
     whose = f": {lines[0].name}" if len(lines) == 1 < len(runs) else ""  # a single line has no legend
     return by_round(
@@ -340,7 +348,7 @@ def loss(runs: Sequence[RunRecord], names: Sequence[str]) -> Figure | None:
 
 
 def uploads(runs: Sequence[RunRecord], names: Sequence[str]) -> Figure | None:
-    """Bytes since the start, all agents together; for one run, FedAvg's for the same uploads beside it."""
+    """Draw the bytes since the start, all agents together; for one run, FedAvg's for the same uploads beside it."""
     lines = _lines(runs, names, "This run", lambda metrics: float(metrics.uplink_bytes))
     only = runs[0] if len(runs) == 1 else None
     if only is not None and only.dimension is not None and only.config.private:
@@ -359,7 +367,7 @@ def uploads(runs: Sequence[RunRecord], names: Sequence[str]) -> Figure | None:
 
 
 def largest_epsilon(runs: Sequence[RunRecord], names: Sequence[str]) -> Figure | None:
-    """For a comparison: what the agent that spent most had spent after each round."""
+    """Compare runs: what the agent that spent most had spent after each round."""
     return by_round(
         "epsilon",
         "ε of the agent that spent most",
@@ -374,7 +382,7 @@ def largest_epsilon(runs: Sequence[RunRecord], names: Sequence[str]) -> Figure |
 
 
 def epsilon(run: RunRecord, promise: Promise | None) -> Figure | None:
-    """Smallest, median and largest ε over agents after each round, the cap, and what the paper's theorem says."""
+    """Draw the smallest, median and largest ε over agents after each round, and the cap."""
     largest = [metrics.epsilon for metrics in run.metrics]
     if promise is None or promise.facts["epsilon"] is None:
         return None
@@ -388,8 +396,8 @@ def epsilon(run: RunRecord, promise: Promise | None) -> Figure | None:
         band = (Line("Smallest over agents", lowest, ""), lines[0])
         lines.append(Line("Median agent", middle, "s1", dashed=True))
     if promise.facts["members"]:
-        floors = [metrics.epsilon_floor for metrics in run.metrics]
-        lines.append(Line(f"Floor, {AGAINST_ALL}", floors, "s2", dashed=True))
+        worst = [metrics.epsilon_worst_case for metrics in run.metrics]
+        lines.append(Line(f"Worst case, {AGAINST_ALL}", worst, "s2", dashed=True))
     facts = promise.facts
     limit = promise.epsilon_cap
     known = [value for value in (*largest, limit) if value is not None]
@@ -411,12 +419,13 @@ def epsilon(run: RunRecord, promise: Promise | None) -> Figure | None:
 
 
 def agents(run: RunRecord, promise: Promise | None, number: int) -> tuple[Figure | None, list[str]]:
-    """ε by agent at the end, a bar each; and the names of the bars. Those that spent most, where there are many."""
+    """Draw ε by agent at the end, a bar each; and the names of the bars. Those that spent most, where there are
+    many."""
     if promise is None or not promise.counts or promise.facts["epsilon"] is None:
         return None, []
     total = run.config.federation.agents
-    everyone = {f"agent-{i}": 0 for i in range(min(total, MOST_BARS))} if total <= MOST_BARS else {}
-    counts = {**everyone, **promise.counts}
+    everyone = run.agents if total <= MOST_BARS and set(promise.counts) <= {*run.agents} else ()
+    counts = {**dict.fromkeys(everyone, 0), **promise.counts}
     names = list(counts)
     if len(names) > MOST_BARS:
         names = sorted(names, key=lambda name: -counts[name])[:MOST_BARS]
@@ -436,6 +445,7 @@ def agents(run: RunRecord, promise: Promise | None, number: int) -> tuple[Figure
             f"Verified, for each {protected(facts)}, at δ = {facts['delta']:g}, {facts['neighbours']}{_against(facts)}."
             f"{some} Choose an agent to see its line in the "
             + ("ledger." if run.participations.source == "ledger" else "server's list of whom it asked."),
+            "Agent",
             values,
             ["Agent", "Participations", "ε verified"],
             rows,
@@ -447,14 +457,14 @@ def agents(run: RunRecord, promise: Promise | None, number: int) -> tuple[Figure
 
 
 def _against(facts: Mapping[str, Any]) -> str:
-    """Said where it is not everyone."""
+    """Return the adversary, where it is not the server."""
     return f", against {observer(facts)}" if facts["members"] else ""
 
 
 def _lines(
     runs: Sequence[RunRecord], names: Sequence[str], alone: str, value: Callable[[RoundMetrics], float | None]
 ) -> list[Line]:
-    """A line for each run, in its colour and by its name; one run's line is called `alone`."""
+    """Return a line for each run, in its colour and by its name; one run's line is called `alone`."""
     called = names if len(runs) > 1 else [alone]
     return [
         Line(name, [value(metrics) for metrics in run.metrics], style(number))
@@ -463,7 +473,7 @@ def _lines(
 
 
 def _tallies(run: RunRecord, agents: int) -> list[Counter[int]]:
-    """After each round that is done: how many of the agents had taken part how often."""
+    """Return, after each round that is done, how many of the agents had taken part how often."""
     cohorts: list[list[str]] = [[] for _ in run.metrics]
     for entry in run.participations.entries:
         if entry.round < len(cohorts):
@@ -482,7 +492,7 @@ def _tallies(run: RunRecord, agents: int) -> list[Counter[int]]:
 
 
 def _middle(tally: Counter[int]) -> int:
-    """The median's participations (of an even number of agents, the upper one's)."""
+    """Return the median's participations (of an even number of agents, the upper one's)."""
     left = tally.total() // 2
     for count in sorted(tally):
         left -= tally[count]

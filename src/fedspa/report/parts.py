@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from itertools import islice
+from typing import TYPE_CHECKING, Any
 
-from fedspa.privacy.cap import AGAINST_ALL
+from fedspa.errors import FedspaError
+from fedspa.privacy.budget import AGAINST_ALL, total
 from fedspa.report import charts, tables
 from fedspa.report.charts import Figure
 from fedspa.report.record import Promise, RunRecord, promise
+from fedspa.runs.defaults import chosen
 from fedspa.runs.guarantee import (
     NO_PROMISE,
+    describe_guarantee,
     is_seeded,
     observer,
-    plain_words,
     protected,
     shown,
     shown_bytes,
@@ -22,7 +25,11 @@ from fedspa.runs.guarantee import (
 )
 from fedspa.runs.metrics import heading, label, shown_score
 
+if TYPE_CHECKING:
+    from fedspa.report.numbers import Numbers
+
 Cell = tuple[str, str]
+MOST_NAMES = 30  # of agents, in a line
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,11 +55,15 @@ class RunParts:
     agents: Figure | None
     ledger: list[dict[str, Any]]
     ledger_note: str
+    numbers: Numbers | None
     by_class: tuple[list[str], list[list[str]]] | None
     search: tables.Search | None
     plan: list[tuple[str, str, str]]
+    chosen: list[tuple[str, str, str]]
     trained: list[Cell]
     config: list[tuple[str, list[Cell]]]
+    approval: list[Cell]
+    history: list[list[str]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,13 +78,18 @@ class PageParts:
 
 
 def page(runs: Sequence[RunRecord]) -> PageParts:
-    """The report of one run, or of several beside each other."""
+    """Return the report of one run, or of several beside each other."""
     runs = [replace(run, config=tables.chosen_config(run.config, run.summary)) for run in runs]
     promises = [promise(run) for run in runs]
     names = _distinct([run.name for run in runs])
     views = [_run(run, held, name, i) for i, (run, held, name) in enumerate(zip(runs, promises, names))]
     spent = charts.epsilon(runs[0], promises[0]) if len(runs) == 1 else charts.largest_epsilon(runs, names)
-    figures = [*charts.scores(runs, names), charts.loss(runs, names), spent, charts.uploads(runs, names)]
+    of = [number for number, run in enumerate(runs) if run.released is None]  # a release has no rounds to follow
+    figures: list[Figure | None] = []
+    if of:
+        shown_runs, shown_names = [runs[number] for number in of], [names[number] for number in of]
+        figures = [*charts.scores(shown_runs, shown_names), charts.loss(shown_runs, shown_names), spent]
+        figures.append(charts.uploads(shown_runs, shown_names))
     several, judged = len(runs) > 1, {run.headline for run in runs}
     score = judged.pop() if len(judged) == 1 else None
     return PageParts(
@@ -91,27 +107,57 @@ def page(runs: Sequence[RunRecord]) -> PageParts:
 
 def _run(run: RunRecord, held: Promise | None, name: str, number: int) -> RunParts:
     figure, agents = charts.agents(run, held, number)
+    found = evaluated = None
+    if run.released is not None or run.evaluation is not None:
+        from fedspa.report.numbers import numbers  # whose estimates come from tensors
+
+        found = None if run.released is None else numbers(run.released)
+        evaluated = None if run.evaluation is None else numbers(run.evaluation[1])
     return RunParts(
         number=number,
         name=name,
         subtitle=_subtitle(run),
-        warnings=_warnings(run, held),
+        warnings=warnings(run.config) if run.summary is None else [str(line) for line in run.summary["warnings"]],
         problems=_problems(run, held),
-        cards=_cards(run, held),
+        cards=[*_cards(run, held, found), *_evaluation_cards(run, evaluated)],
         statement=_statement(run, held),
         epsilons=tables.epsilons(held),
         agents=figure,
         ledger=tables.ledger(run, held, agents),
         ledger_note=tables.ledger_note(run),
+        numbers=found or evaluated,
         by_class=tables.by_class(run),
         search=tables.search(run),
         plan=tables.plan_table(run, held),
+        chosen=chosen(run.config),
         trained=tables.trained(run),
         config=[
             (section, [(key, tables.shown_value(value)) for key, value in values.items()])
             for section, values in run.config.model_dump(exclude_none=True).items()
         ],
+        approval=_approval(run, held),
+        history=tables.history(run),
     )
+
+
+def _approval(run: RunRecord, held: Promise | None) -> list[Cell]:
+    """Return what is signed: what the run's files know, and lines to fill in."""
+    config = run.config
+    times = [entry.reserved_at for entry in run.participations.entries if entry.reserved_at]
+    used = " to ".join(tables.time(moment(times)) for moment in (min, max)) + " UTC" if times else "–"
+    agents = run.agents
+    listed = ", ".join(agents[:MOST_NAMES]) + (f" and {len(agents) - MOST_NAMES:,} more" * (len(agents) > MOST_NAMES))
+    schema = config.data.schema_of_table
+    guarantee = _guarantee_card(run, held)
+    return [
+        ("Purpose", ""),
+        ("Controller", ""),
+        ("Learned", ", ".join(schema.targets) if schema else f"{config.task.name} on {config.data.name}"),
+        ("Agents", listed),
+        (guarantee.label, f"{guarantee.value} ({guarantee.detail})" if guarantee.detail else guarantee.value),
+        ("ε was set by", ""),
+        ("Records were used", used),
+    ]
 
 
 def _distinct(names: list[str]) -> list[str]:
@@ -131,12 +177,6 @@ def _subtitle(run: RunRecord) -> str:
     )
 
 
-def _warnings(run: RunRecord, held: Promise | None) -> list[str]:
-    if run.summary is not None:
-        return [str(line) for line in run.summary["warnings"]]
-    return warnings(run.config)
-
-
 def _problems(run: RunRecord, held: Promise | None) -> list[str]:
     if run.finished:
         return run.problems
@@ -148,8 +188,11 @@ def _problems(run: RunRecord, held: Promise | None) -> list[str]:
     return [f"this run is not finished: {done} are done{whole}", *run.problems]
 
 
-def _cards(run: RunRecord, held: Promise | None) -> list[Card]:
-    cards = [_guarantee_card(run, held)]
+def _cards(run: RunRecord, held: Promise | None, found: Numbers | None) -> list[Card]:
+    cards = [_guarantee_card(run, held), *_audit_card(run)]
+    if found is not None:
+        cards += [Card(name, value, f"95 % interval {ends}, all agents") for name, value, ends in found.headlines]
+        return [*cards, _upload_card(run)]
     if run.metrics:
         cards += [_score_card(run), _upload_card(run)]
     federation, took = run.config.federation, ""
@@ -157,6 +200,16 @@ def _cards(run: RunRecord, held: Promise | None) -> list[Card]:
         took = f"; {run.summary['seconds']:,.0f} s, engine {run.summary['engine']}"
     cohort = f"{federation.agents} agents, {federation.per_round} a round{took}"
     return [*cards, Card("Rounds", f"{len(run.metrics)} of {federation.rounds}", cohort)]
+
+
+def _evaluation_cards(run: RunRecord, found: Numbers | None) -> list[Card]:
+    if found is None or run.evaluation is None:
+        return []
+    kept = f"on what the agents kept out of training, released at ε = {shown(run.evaluation[0])}"
+    return [
+        Card(f"{name} at the agents", value, _kept_together(f"95 % interval {ends}, all agents; {kept}"))
+        for name, value, ends in found.headlines
+    ]
 
 
 def _score_card(run: RunRecord) -> Card:
@@ -189,16 +242,47 @@ def _guarantee_card(run: RunRecord, held: Promise | None) -> Card:
     if facts["neighbours"] != "replace-one":
         terms += f"; ε = {shown(facts['epsilon_replace_one'])} under replace-one"
     if facts["members"]:
-        terms += f"; against {observer(facts)}; floor ε = {shown(facts['epsilon_floor'])} {AGAINST_ALL}"
+        terms += f"; against {observer(facts)}; worst-case ε = {shown(facts['epsilon_worst_case'])} {AGAINST_ALL}"
     if is_seeded(facts):
         detail = f"THE NOISE WAS SEEDED: nothing is private. With secure noise ε = {shown(facts['epsilon'])}, {terms}"
         return Card("Guarantee", "none: a simulation", detail, True)
     if not facts["private"]:
         return Card("Guarantee", "not private", f"not a guarantee: ε = {shown(facts['epsilon'])}, {terms}", True)
+    if others := run.participations.runs:
+        whole = "no ε can be stated" if facts["epsilon_total"] is None else f"ε = {shown(facts['epsilon_total'])}"
+        by_agent = _totals_by_agent(run, facts)
+        terms = f"with {others} other run{'s' * (others > 1)} in the ledger {whole} in total so far{by_agent}; {terms}"
     so_far = "" if run.finished else " so far"
     return Card(
         f"Guarantee{so_far} for each {protected(facts)}", f"ε = {shown(facts['epsilon'])}", _kept_together(terms)
     )
+
+
+def _totals_by_agent(run: RunRecord, facts: Mapping[str, Any]) -> str:
+    """Return what each agent with a name of its own spent in all its runs."""
+    known: dict[object, float] = {}
+    found, spent = [], run.participations.spent
+    try:
+        for agent, (events, first) in islice(spent.items(), MOST_NAMES):
+            key = frozenset(events.items()), first
+            if key not in known:
+                known[key] = total(events, facts["delta"], facts["neighbours"], first).epsilon
+            found.append(f"{agent} {shown(known[key])}")
+    except FedspaError:  # the total of all says why there is none
+        return ""
+    more = f" and {len(spent) - MOST_NAMES:,} more" * (len(spent) > MOST_NAMES)
+    return f" ({', '.join(found)}{more})" if found else ""
+
+
+def _audit_card(run: RunRecord) -> list[Card]:
+    if run.audit is None:
+        return []
+    value = "holds" if run.audit["holds"] else "VIOLATED"
+    detail = (
+        f"{run.audit['check']}: at least {run.audit['lower_bound']:.4g} seen, {run.audit['claimed']:.4g} claimed "
+        f"({run.audit['unit']}); chance of a false alarm at most {run.audit['false_alarm']:g}"
+    )
+    return [Card("Audit of this run's mechanism", value, detail, not run.audit["holds"])]
 
 
 def _kept_together(text: str) -> str:
@@ -219,5 +303,5 @@ def _statement(run: RunRecord, held: Promise | None) -> list[Cell]:
     if held is None:
         why = NO_PROMISE if not run.config.private else "Too little of this run is left to state a guarantee."
         return [("Nothing is promised.", why)]
-    words = plain_words(held.facts, run.config.federation.agents)
+    words = describe_guarantee(held.facts, run.config.federation.agents)
     return [(head, _kept_together(text)) for head, text in words]

@@ -11,23 +11,26 @@ import math
 import re
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from pydantic import TypeAdapter, ValidationError
-
-from fedspa.agent.ledger.report import lines, verify
-from fedspa.errors import ConfigError, FedspaError, real_path
+from fedspa.agent.ledger.ledger import Ledger
+from fedspa.agent.ledger.report import RunSummary, lines, runs_of, verify
+from fedspa.errors import FedspaError, real_path
 from fedspa.mechanisms import Plan, event_of
-from fedspa.privacy.event import Event
+from fedspa.privacy.budget import FirstPlan
+from fedspa.privacy.event import Event, NoiseMode
 from fedspa.runs import rundir
-from fedspa.runs.config import Config, load
-from fedspa.runs.guarantee import Guarantee, finite, promised
+from fedspa.runs.config import Config, algorithm_of, cap_of, load, plan_of
+from fedspa.runs.guarantee import Guarantee, LedgerTotal, finite, no_total, promised, total_of
 from fedspa.runs.metrics import RoundMetrics, better
-from fedspa.runs.plans import algorithm_of, cap_of, plan_of
 
+if TYPE_CHECKING:
+    from fedspa.analytics.estimates import Estimate
+
+AUDIT, EVALUATION = "audit.json", "evaluation.json"  # in a run's folder
 _ROUND = re.compile(r"round-(\d{1,9})(?:-attempt-\d+)?")
 EpsilonOf = Callable[[int], float | None]
 
@@ -47,8 +50,10 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Participations:
-    """Who took part when. `verified` is True if a ledger's hash chain was verified; `noise` is the noise's origin by
-    the ledger's entries, which `event` leaves out."""
+    """Who took part when in this run. `verified` is True if a ledger's hash chain was verified; `noise` is the noise's
+    origin by the ledger's entries, which `event` leaves out. `others` is what the other runs of these agents in
+    the ledger can have cost a record, `run` is the name of this one, `history` has them all, and `first` is the first
+    plan among them. `spent` has all that each agent with a name of its own spent, and its first plan."""
 
     entries: tuple[Entry, ...] = ()
     event: Event | None = None
@@ -56,11 +61,23 @@ class Participations:
     source: str = ""
     verified: bool = False
     head: str = ""
+    others: Mapping[Event, int] = field(default_factory=dict)
+    run: str = ""
+    history: tuple[RunSummary, ...] = ()
+    first: FirstPlan | None = None
+    spent: Mapping[str, tuple[Mapping[Event, int], FirstPlan | None]] = field(default_factory=dict)
+
+    @property
+    def runs(self) -> int:
+        """Return how many other runs the ledger has."""
+        return sum(each.run != self.run for each in self.history)
 
 
 @dataclass(frozen=True, slots=True)
 class RunRecord:
-    """`problems` are one-line sentences about what could not be read; `dimension` is d."""
+    """`problems` are one-line sentences about what could not be read; `dimension` is d; `released` has the numbers of a
+    run that released statistics or scores and trained nothing; `audit` is the result of an audit of the run, and
+    `evaluation` has ε and numbers of its last evaluation at the agents."""
 
     folder: Path
     config: Config
@@ -69,6 +86,9 @@ class RunRecord:
     participations: Participations
     dimension: int | None
     problems: list[str] = field(default_factory=list)
+    released: Sequence[Estimate] | None = None
+    audit: Mapping[str, Any] | None = None
+    evaluation: tuple[float, Sequence[Estimate]] | None = None
 
     @property
     def name(self) -> str:
@@ -76,7 +96,7 @@ class RunRecord:
 
     @property
     def headline(self) -> str:
-        """The score that the run is judged by."""
+        """Return the score that the run is judged by."""
         return self.metrics[-1].headline if self.metrics else "accuracy"
 
     @property
@@ -85,8 +105,14 @@ class RunRecord:
         return [None if math.isnan(line.score) else line.score for line in self.metrics]
 
     @property
+    def agents(self) -> list[str]:
+        """Return the names of the agents, as far as the run's files have them."""
+        named: list[str] | None = None if self.summary is None else self.summary["agent_names"]
+        return named or [f"agent-{number}" for number in range(self.config.federation.agents)]
+
+    @property
     def best(self) -> int | None:
-        """The round with the best score, of those that made the model: dropped trials did not."""
+        """Return the round with the best score, of those that made the model: dropped trials did not."""
         known = {t: value for t, value in enumerate(self.scores) if value is not None and t not in self._dropped}
         wanted = better(self.headline)(known.values()) if known else None
         return next((t for t, value in known.items() if value == wanted), None)
@@ -112,82 +138,88 @@ class RunRecord:
 
 def read(folder: Path) -> RunRecord:
     """Read the run in `folder`; raise ConfigError if there is none, or if a file is damaged."""
-    if not (folder / "config.toml").is_file():
-        raise ConfigError(f"{folder} holds no run: there is no config.toml; give the folder of one")
     rundir.check_is_run(folder)
     problems: list[str] = []
-    config, summary = load(folder / "config.toml", own_code=False), _summary(folder / "summary.json")
+    config, summary = load(folder / "config.toml", own_code=False), rundir.read_summary(folder)
+    released = None
+    if config.task.name == "statistics" and summary is not None:
+        from fedspa.analytics.released import released as released_by  # which reads tensors
+
+        released = released_by(folder).estimates
+    name, dimension = rundir.read_identity(folder)
+    names = set((summary or {}).get("agent_names") or ())
     return RunRecord(
         folder=folder,
         config=config,
-        metrics=read_metrics(folder / "metrics.jsonl"),
+        metrics=rundir.read_metrics(folder / "metrics.jsonl"),
         summary=summary,
-        participations=_participations(folder, config, problems),
-        dimension=_dimension(folder, summary),
+        participations=_participations(folder, config, name, names, problems),
+        dimension=dimension if summary is None else int(summary["dimension"]),
         problems=problems,
+        released=released,
+        audit=_audit(folder, problems),
+        evaluation=_evaluation(folder, problems),
     )
 
 
-def read_metrics(path: Path) -> tuple[RoundMetrics, ...]:
-    """Read the complete lines, in order. A last line without its end is being written, or was when the run died."""
+def _audit(folder: Path, problems: list[str]) -> Mapping[str, Any] | None:
+    """Return what `fedspa audit --out` found of the run."""
     try:
-        complete = path.read_bytes().split(b"\n")[:-1]
-    except FileNotFoundError:
-        return ()
-    check = TypeAdapter(RoundMetrics)
-    try:
-        return tuple(check.validate_json(line) for line in complete)
-    except ValidationError:
-        raise ConfigError(f"{path} is damaged; restore it from a copy") from None
-
-
-def _summary(path: Path) -> Mapping[str, Any] | None:
-    try:
-        found = json.loads(path.read_bytes())
+        found: Mapping[str, Any] = json.loads((folder / AUDIT).read_bytes())
+        found["holds"], found["check"], found["lower_bound"], found["claimed"], found["unit"], found["false_alarm"]
     except FileNotFoundError:
         return None
-    except ValueError:
-        found = None
-    if not isinstance(found, dict) or "epsilon" not in found:
-        raise ConfigError(f"{path} is damaged; restore it from a copy, or delete it and resume the run")
+    except (OSError, ValueError, TypeError, KeyError):
+        problems.append(f"{AUDIT} cannot be read: `fedspa audit --out {folder}` makes it again")
+        return None
     return found
 
 
-def _dimension(folder: Path, summary: Mapping[str, Any] | None) -> int | None:
-    """Return d; for an unfinished run, from its newest checkpoint that can be opened."""
-    if summary is not None:
-        return int(summary["dimension"])
-    from safetensors import SafetensorError, safe_open
+def _evaluation(folder: Path, problems: list[str]) -> tuple[float, Sequence[Estimate]] | None:
+    """Return ε and the numbers of the last `fedspa evaluate`."""
+    if not (folder / EVALUATION).exists():
+        return None
+    from fedspa.analytics.estimates import Estimate  # which reads tensors
 
-    for path in sorted((folder / "checkpoint").glob("round-*.safetensors"), reverse=True):
+    try:
+        found = json.loads((folder / EVALUATION).read_bytes())
+        return float(found["epsilon"]), [Estimate(**each) for each in found["estimates"]]
+    except (OSError, ValueError, TypeError, KeyError):
+        problems.append(f"{EVALUATION} cannot be read: `fedspa evaluate` of its release shows the numbers")
+        return None
+
+
+def _participations(
+    folder: Path, config: Config, run: str | None, names: set[str], problems: list[str]
+) -> Participations:
+    if (path := rundir.ledger_of(folder, config)).exists():
         try:
-            with safe_open(path, framework="numpy") as file:
-                return int(file.get_slice("theta").get_shape()[0])
-        except (OSError, SafetensorError, IndexError, ValueError):
-            continue
-    return None
-
-
-def _participations(folder: Path, config: Config, problems: list[str]) -> Participations:
-    if (folder / "ledger.sqlite").exists():
-        try:
-            return _ledger(folder / "ledger.sqlite", problems)
+            return _ledger(path, run, names, problems)
         except FedspaError as error:
             problems.append(f"the ledger cannot be read: {error}")
-    elif (folder / "asked.jsonl").exists():
-        return _asked(folder / "asked.jsonl")
+    elif (folder / rundir.ASKED).exists():
+        return _asked(folder / rundir.ASKED)
     elif config.run.ledger is not None and config.private:
-        problems.append(
-            f"this run wrote into the ledger {config.run.ledger}, outside of its folder: its agents are not listed "
-            "here; see `fedspa ledger show`"
-        )
+        problems.append(f"the ledger of this run, {path}, is missing: put it back, or rely on no ε of this page")
     return Participations()
 
 
-def _ledger(path: Path, problems: list[str]) -> Participations:
+def _ledger(path: Path, run: str | None, names: set[str], problems: list[str]) -> Participations:
     faults = verify(path)
     problems.extend(f"the ledger is damaged: {fault}" for fault in faults[:3])
-    head, stored = lines(path)
+    with Ledger.read(path) as ledger:
+        history = runs_of(ledger)
+        runs = [each.run for each in history]
+        if run is None and len(runs) > 1:
+            problems.append("the ledger has entries of several runs, and no checkpoint says which are of this one")
+            return Participations()
+        run = run or next(iter(runs), "")
+        stored, head = lines(ledger, run), ledger.position().hash
+        agents = names or {line["agent"] for line in stored}
+        related = ledger.runs_with(agents)
+        spent = {agent: (ledger.spent(agent), ledger.first_plan(agent)) for agent in sorted(names)}
+        others, first = ledger.largest(each for each in related if each != run), ledger.first_plan_of(related)
+        history = tuple(each for each in history if each.run in {*related, run})
     entries: list[Entry] = []
     texts: set[str] = set()
     for line in stored:
@@ -202,23 +234,32 @@ def _ledger(path: Path, problems: list[str]) -> Participations:
     events = {event.with_noise(None) for event in found}
     one = events.pop() if len(events) == 1 else None
     noise = frozenset(event.noise for event in found if event.noise is not None)
-    return Participations(tuple(entries), one, noise, "ledger", not faults, head)
+    return Participations(
+        entries=tuple(entries),
+        event=one,
+        noise=noise,
+        source="ledger",
+        verified=not faults,
+        head=head,
+        others=others,
+        run=run,
+        history=history,
+        first=first,
+        spent=spent,
+    )
 
 
 def _asked(path: Path) -> Participations:
-    """Read whom the server of a deployment asked in which attempt at a round: each is at most one participation."""
-    found: dict[tuple[int, int, int], None] = {}
-    for line in path.read_bytes().split(b"\n")[:-1]:
-        asked = json.loads(line)
-        attempt = int(asked["round"]), int(asked.get("attempt", 1))
-        found.update(dict.fromkeys((*attempt, int(agent)) for agent in asked["agents"]))
-    return Participations(tuple(Entry(f"agent-{agent}", round_) for round_, _, agent in found), source="asked")
+    """Read which agents the server of a deployment asked: each is at most one participation in an attempt."""
+    found = dict.fromkeys((t, attempt, agent) for t, attempt, agents in rundir.read_asked(path) for agent in agents)
+    return Participations(tuple(Entry(f"agent-{agent}", t) for t, _, agent in found), source="asked")
 
 
 @dataclass(frozen=True, slots=True)
 class Promise:
     """What a run guarantees. `facts` has the summary's keys; `epsilon_cap` is ε of an agent that takes part as often as
-    the plan allows; `verified` and `floor` give ε of a number of participations, or None if it is unknown.
+    the plan allows; `verified` and `worst_case` give ε of a number of participations, or None if it is unknown; `total`
+    gives ε of these together with the other runs in the ledger.
 
     `active` is k, or None if it is unknown: then k, sensitivity and σ of `plan` mean nothing, while ε needs none of
     them.
@@ -231,7 +272,8 @@ class Promise:
     epsilon_cap: float | None
     counts: Mapping[str, int]
     verified: EpsilonOf
-    floor: EpsilonOf
+    worst_case: EpsilonOf
+    total: Callable[[int], LedgerTotal | None]
 
 
 def promise(run: RunRecord) -> Promise | None:
@@ -248,12 +290,19 @@ def promise(run: RunRecord) -> Promise | None:
         if run.summary is None or run.summary["delta"] is None:
             return None
         known = _epsilon_by_count(run, lambda count: None)
-        return Promise(run.summary, None, None, cap, None, counts, known, lambda count: None)
+        return Promise(run.summary, None, None, cap, None, counts, known, lambda count: None, lambda count: None)
     guarantee = Guarantee(plan)
     for number, times in enumerate(counts.values()):
-        guarantee.took_part([number], times)
-    totals = dict.fromkeys(("epsilon_total", "epsilon_total_floor", "accountant_total"))
-    facts = {**promised(plan, guarantee, _noise(run)), **totals}
+        guarantee.count_participation([number], times)
+    total = _total(run, plan, max(counts.values(), default=0))
+    facts = {
+        **promised(plan, guarantee, _noise(run)),
+        "epsilon_total": None if total is None else total.epsilon,
+        "epsilon_total_worst_case": None if total is None else total.worst_case,
+        "accountant_total": None if total is None else total.accountant,
+    }
+    if total is not None and total.note is not None:
+        run.problems.append(total.note)
     _compare_with_summary(run, facts)
     return Promise(
         facts=facts,
@@ -263,11 +312,25 @@ def promise(run: RunRecord) -> Promise | None:
         epsilon_cap=finite(_after(plan, cap).epsilon_max(plan.neighbours)),
         counts=counts,
         verified=_epsilon_by_count(run, lambda count: finite(_after(plan, count).epsilon_max(plan.neighbours))),
-        floor=lambda count: _after(plan, count).epsilon_floor(),
+        worst_case=lambda count: _after(plan, count).epsilon_worst_case(),
+        total=lambda count: _total(run, plan, count),
     )
 
 
-def _noise(run: RunRecord) -> str:
+def _total(run: RunRecord, plan: Plan, count: int) -> LedgerTotal | None:
+    """Return what `count` participations in this run and all other runs in its ledger can have cost a record; None
+    without others."""
+    found = run.participations
+    if not found.others:
+        return None
+    held = Counter(found.others) + Counter({plan.event.with_noise(_noise(run)): count})
+    try:
+        return total_of(plan, held, found.first)
+    except FedspaError as error:
+        return no_total(error)
+
+
+def _noise(run: RunRecord) -> NoiseMode:
     """Return the noise's origin: the config's, unless the ledger contains seeded entries."""
     asked, found = run.config.privacy.noise, run.participations.noise
     if found - {asked}:
@@ -279,9 +342,9 @@ def _noise(run: RunRecord) -> str:
 
 
 def _after(plan: Plan, count: int) -> Guarantee:
-    """The guarantee after `count` participations."""
+    """Return the guarantee after `count` participations."""
     guarantee = Guarantee(plan)
-    guarantee.took_part([0], count)
+    guarantee.count_participation([0], count)
     return guarantee
 
 
@@ -339,7 +402,7 @@ def _compare_with_summary(run: RunRecord, facts: Mapping[str, Any]) -> None:
     """The signed page must not print an ε that the ledger does not confirm."""
     if run.summary is None:
         return
-    for key in ("epsilon", "epsilon_floor", "epsilon_replace_one", "participations_max", "unit"):
+    for key in ("epsilon", "epsilon_worst_case", "epsilon_replace_one", "participations_max", "unit"):
         then, now = run.summary[key], facts[key]
         same = math.isclose(then, now, rel_tol=1e-6) if isinstance(then, float) and now is not None else then == now
         if not same:

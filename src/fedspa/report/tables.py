@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from fedspa.agent.ledger.report import short
 from fedspa.data.columns import checked
-from fedspa.privacy.cap import AGAINST_ALL
+from fedspa.privacy.budget import AGAINST_ALL
 from fedspa.report import charts
 from fedspa.report.record import Entry, Promise, RunRecord
-from fedspa.runs.config import Config
-from fedspa.runs.guarantee import is_seeded, noise_kind, observer, protected, shown, shown_bytes
+from fedspa.runs.config import Config, flat
+from fedspa.runs.guarantee import ALL_RUNS, is_seeded, noise_kind, observer, protected, shown, shown_bytes
 from fedspa.runs.halving import settled
 from fedspa.runs.metrics import AGENTS_SCORE, LOWER, heading, label, shown_score
-from fedspa.runs.plans import flat
 
 MOST_ENTRIES = 20_000  # of all agents, on one page; `fedspa ledger show --entries` has them all
 
+MOST_RUNS = 50  # of a ledger that are listed, the latest
 MAX_PROXIES = 12  # proxy runs that are listed, of the best
 _SEEDED = "FOR SIMULATIONS ONLY: follows from run.seed"
 
@@ -35,22 +36,22 @@ def epsilons(held: Promise | None) -> list[list[str]]:
     whom = f", against the server with up to {facts['colluders']} colluding" if facts["members"] else ""
     rows = [["verified", charts.known(facts["epsilon"]), *terms, facts["accountant"], flaw or f"the guarantee{whom}"]]
     if facts["members"]:
-        floor = shown(facts["epsilon_floor"])
-        rows.append(["floor", floor, *terms, facts["accountant"], "; ".join(filter(None, (AGAINST_ALL, flaw)))])
+        worst = shown(facts["epsilon_worst_case"])
+        rows.append(["worst case", worst, *terms, facts["accountant"], "; ".join(filter(None, (AGAINST_ALL, flaw)))])
     if facts["neighbours"] != "replace-one":
         rows.append(["verified", shown(facts["epsilon_replace_one"]), "replace-one", facts["sampling"], "pld", flaw])
     if facts["epsilon_total"] is not None:
         total = shown(facts["epsilon_total"])
-        note = "; ".join(filter(None, ("all runs in the ledger, against the server", flaw)))
+        note = "; ".join(filter(None, (f"{ALL_RUNS}, against the server", flaw)))
         rows.append(["verified", total, *terms, facts["accountant_total"] or "–", note])
-        if facts["members"] or facts["epsilon_total_floor"] is not None:
-            total, note = shown(facts["epsilon_total_floor"]), f"all runs in the ledger, {AGAINST_ALL}"
-            rows.append(["floor", total, *terms, facts["accountant_total"] or "–", note])
+        if facts["members"] or facts["epsilon_total_worst_case"] is not None:
+            total, note = shown(facts["epsilon_total_worst_case"]), f"{ALL_RUNS}, {AGAINST_ALL}"
+            rows.append(["worst case", total, *terms, facts["accountant_total"] or "–", note])
     return rows
 
 
 def ledger(run: RunRecord, held: Promise | None, agents: Sequence[str]) -> list[dict[str, Any]]:
-    """What is known of each of the named agents, as texts."""
+    """Return what is known of each of the named agents, as texts."""
     if held is None:
         return []
     entries: dict[str, list[Entry]] = {}
@@ -70,7 +71,7 @@ def ledger(run: RunRecord, held: Promise | None, agents: Sequence[str]) -> list[
                         f"ε verified{' (SEEDED NOISE: a simulation)' * is_seeded(held.facts)}",
                         charts.known(held.verified(len(lines))),
                     ),
-                    *_floor(held, len(lines)),
+                    *_other_epsilons(held, len(lines)),
                     ("sent", str(sent) if run.participations.source == "ledger" else "–"),
                 ],
                 "entries": [_line(line) for line in (lines if whole else lines[-1:])],
@@ -79,8 +80,11 @@ def ledger(run: RunRecord, held: Promise | None, agents: Sequence[str]) -> list[
     return found
 
 
-def _floor(held: Promise, count: int) -> list[tuple[str, str]]:
-    return [(f"ε floor, {AGAINST_ALL}", charts.known(held.floor(count)))] if held.facts["members"] else []
+def _other_epsilons(held: Promise, count: int) -> Iterator[tuple[str, str]]:
+    if held.facts["members"]:
+        yield f"worst-case ε, {AGAINST_ALL}", charts.known(held.worst_case(count))
+    if (total := held.total(count)) is not None:
+        yield "ε with the other runs in the ledger, at most", charts.known(total.epsilon)
 
 
 def _line(entry: Entry) -> list[str]:
@@ -102,14 +106,35 @@ def ledger_note(run: RunRecord) -> str:
     count = len(run.participations.entries)
     if run.participations.source == "ledger":
         state = "hash chain verified" if run.participations.verified else "HASH CHAIN BROKEN"
+        whose = f", of {run.participations.runs + 1} runs of these agents" if run.participations.runs else ""
         shortened = "" if count <= MOST_ENTRIES else "; of each agent only the last is listed here"
-        return f"{count:,} entries, {state}, head {run.participations.head[:16]}{shortened}. Times are UTC."
+        return (
+            f"{count:,} entries of this run; the ledger{whose}: {state}, head "
+            f"{run.participations.head[:16]}{shortened}. Times are UTC."
+        )
     if run.participations.source == "asked":
         return (
             f"{count:,} requests to agents. Each agent keeps its own ledger; the server knows only whom it asked in "
             "which round, an upper bound on what each spent."
         )
     return ""
+
+
+def history(run: RunRecord) -> list[list[str]]:
+    """Return a row for each run in the ledger, where there are others than this one."""
+    found = run.participations
+    if not found.runs:
+        return []
+    return [
+        [
+            f"{short(each.run)}{' (this run)' * (each.run == found.run)}",
+            f"{each.agents:,}",
+            f"{each.participations:,}",
+            time(each.first_at),
+            time(each.last_at),
+        ]
+        for each in found.history[-MOST_RUNS:]
+    ]
 
 
 def plan_table(run: RunRecord, held: Promise | None) -> list[tuple[str, str, str]]:
@@ -183,7 +208,7 @@ def comparison_row(run: RunRecord, held: Promise | None, name: str, score: str |
     terms = "–"
     if facts is not None:
         guarantee = "none" if facts["epsilon"] is None else shown(facts["epsilon"])
-        guarantee += f", floor {shown(facts['epsilon_floor'])}" if facts["members"] else ""
+        guarantee += f", worst case {shown(facts['epsilon_worst_case'])}" if facts["members"] else ""
         guarantee += "" if facts["private"] else " NOT PRIVATE: SEEDED NOISE" if is_seeded(facts) else " NOT PRIVATE"
         terms = f"for each {protected(facts)}, δ = {facts['delta']:g}, {facts['neighbours']}, "
         terms += f"{facts['sampling']}, {facts['accountant']}"

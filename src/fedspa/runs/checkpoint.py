@@ -1,11 +1,11 @@
-"""A run's state on disk: enough to go on after a kill as if nothing had happened.
+"""A run's state on disk: enough to resume after a kill as if nothing had happened.
 
 One safetensors file a checkpoint (`round-000012.safetensors`: twelve rounds are done) with the server's tensors and
 everything else as JSON in the header; nothing is ever unpickled. Files are written whole or not at all. A digest finds
 damage, and a damaged newest file falls back to the one before it. Its size does not grow with the rounds: their metrics
 are in metrics.jsonl, of which a checkpoint of t rounds counts the first t lines.
 
-No private key is in it: a stored key would let whoever reads the disk subtract the noise. Seeded noise follows from
+No private key is in it: a stored key would let anyone who reads the disk subtract the noise. Seeded noise follows from
 the config; for `secure` and `exact` a resumed run draws a new key and its ledger counts the interrupted round twice.
 """
 
@@ -25,7 +25,7 @@ from pydantic import Field, ValidationError
 from torch import Tensor
 
 from fedspa import durable
-from fedspa.errors import FedspaError, first_line, worded
+from fedspa.errors import FedspaError, first_line, os_errors_as
 from fedspa.runs.config import Config
 from fedspa.runs.sections import Section
 from fedspa.server.optimizers import ServerState
@@ -40,10 +40,6 @@ _KEPT = ("clip_value", "run", "config", "seconds", "facts", "extra")
 
 class CheckpointError(FedspaError):
     """No checkpoint can be read, or none that belongs to this run."""
-
-
-class OtherFormat(CheckpointError):
-    """A whole checkpoint, of another fedspa."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +102,7 @@ def save(folder: Path, checkpoint: Checkpoint) -> Path:
 
 
 def load(path: Path) -> Checkpoint:
-    """The checkpoint in one file, or a CheckpointError that says what is wrong with it."""
+    """Return the checkpoint in one file, or a CheckpointError that says what is wrong with it."""
     from safetensors import SafetensorError, safe_open
 
     try:
@@ -127,13 +123,7 @@ def load(path: Path) -> Checkpoint:
     if _digest(header, tensors) != digest:
         raise CheckpointError(f"{path} is damaged: its digest does not fit its content")
     try:
-        values = json.loads(header)
-        if isinstance(values, dict) and values.get("format") != _FORMAT:
-            raise OtherFormat(
-                f"{path} has format {values.get('format')!r} and this fedspa reads {_FORMAT}; finish the run with the "
-                "version that began it, or start a new run"
-            )
-        known = _Header.model_validate(values)
+        known = _Header.model_validate_json(header)
     except (ValidationError, ValueError) as error:
         raise CheckpointError(f"{path} is no checkpoint of this fedspa: {first_line(error)[:200]}") from None
     kept: dict[str, Any] = {key: getattr(known, key) for key in _KEPT}
@@ -142,13 +132,11 @@ def load(path: Path) -> Checkpoint:
 
 def load_latest(folder: Path) -> Checkpoint | None:
     """The newest whole checkpoint in `folder`; None where there never was one, a CheckpointError where all are damaged
-    or of another fedspa."""
+    or of another format."""
     damaged: list[str] = []
     for path in _files(folder):
         try:
             return replace(load(path), damaged=tuple(damaged))
-        except OtherFormat:
-            raise
         except CheckpointError as error:
             damaged.append(str(error))
     if damaged:
@@ -157,7 +145,7 @@ def load_latest(folder: Path) -> Checkpoint | None:
 
 
 def _fault(tensors: Mapping[str, Tensor]) -> str | None:
-    """Why these are not the tensors of a server that can go on."""
+    """Return why these are not the tensors of a server that can continue."""
     shape = tensors["theta"].shape
     for name, tensor in tensors.items():
         if tensor.dtype != torch.float32 or tensor.ndim != 1 or tensor.shape != shape or not len(tensor):
@@ -180,7 +168,7 @@ def _files(folder: Path) -> list[Path]:
     """Newest first, by their number of rounds: a clock that jumped would mislead."""
     if not folder.is_dir():
         return []
-    with worded(CheckpointError, lambda why: f"{folder} cannot be read: {why}"):
+    with os_errors_as(CheckpointError, f"{folder} cannot be read"):
         found = [path for path in folder.iterdir() if _NAME.fullmatch(path.name)]
     return sorted(found, key=_rounds, reverse=True)
 

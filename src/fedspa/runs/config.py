@@ -6,7 +6,7 @@ it checks itself.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from importlib import resources
 from pathlib import Path
@@ -15,15 +15,21 @@ from typing import Any
 import tomli_w
 from pydantic import BaseModel, ValidationError, ValidationInfo, model_validator
 
-from fedspa import toml
+from fedspa import registry, toml
 from fedspa.algorithms import Algorithm as Registered
+from fedspa.algorithms import against, chosen
 from fedspa.data import columns as tables
-from fedspa.data.columns import Table, is_table
+from fedspa.data import plugin
+from fedspa.data.columns import TableSection, is_pattern, is_table
+from fedspa.data.partition import cap_for
 from fedspa.data.plugin import GIVEN, is_plugin
-from fedspa.errors import ConfigError, describe_detail, describe_invalid, quoted
+from fedspa.errors import ConfigError, PrivacyError, describe_detail, describe_invalid, first_of, quoted
 from fedspa.learning.options import OPTIONS
-from fedspa.runs.plans import algorithm_of, flat, import_own_algorithm
+from fedspa.mechanisms import Mechanism, Plan, PlanRequest
+from fedspa.mechanisms.base import Cohort
+from fedspa.privacy.event import Event, Unit
 from fedspa.runs.sections import Algorithm, Data, Federation, Model, Privacy, Run, Section, Task, Tuning
+from fedspa.secagg.session import threshold_of
 
 
 class Config(Section):
@@ -41,13 +47,13 @@ class Config(Section):
 
     @property
     def private(self) -> bool:
-        """Whether the algorithm has an ε at all."""
+        """Return whether the algorithm has an ε at all."""
         return algorithm_of(self).private
 
     @model_validator(mode="before")
     @classmethod
     def _task_of_a_table(cls, values: Any) -> Any:
-        """Where the task has no name, a table's targets say it, so that every file of the run does."""
+        """Return where the task has no name, a table's targets say it, so that every file of the run does."""
         if not isinstance(values, Mapping):
             return values
         data, task = _given(values.get("data")), _given(values.get("task"))
@@ -56,6 +62,17 @@ class Config(Section):
                 schema = tables.checked({**_given(data["table"]), **{k: data[k] for k in ("person",) if k in data}})
                 return {**values, "task": {**task, "name": schema.task}}
         return values
+
+    @model_validator(mode="before")
+    @classmethod
+    def _one_step_of_sums(cls, values: Any) -> Any:
+        """Set the one step that secure aggregation allows, where nobody says how many."""
+        if not isinstance(values, Mapping) or _given(values.get("privacy")).get("adversary") != "secure-aggregation":
+            return values
+        algorithm = values.get("algorithm", {})
+        if not isinstance(algorithm, Mapping | Algorithm):
+            return values
+        return {**values, "algorithm": {"local_steps": 1, **_given(algorithm)}}
 
     @model_validator(mode="after")
     def _fits_together(self, info: ValidationInfo) -> Config:
@@ -69,7 +86,7 @@ class Config(Section):
 
 
 def _given(section: object) -> dict[str, Any]:
-    """The keys of a section that somebody set."""
+    """Return the keys of a section that somebody set."""
     if isinstance(section, BaseModel):
         return {key: getattr(section, key) for key in section.model_fields_set}
     return dict(section) if isinstance(section, Mapping) else {}
@@ -122,16 +139,36 @@ def load(
 
 
 def with_task(config: Config, name: str) -> Config:
-    """The config with another task and the options that it has; what does not go together is a ConfigError."""
+    """Return the config with another task and the options that it has; what does not go together is a ConfigError."""
+    return _with(config, task={**config.task.model_dump(), "name": name})
+
+
+def with_agents(config: Config, agents: int) -> Config:
+    """Return the config with so many agents, where it names no number. The agents of a round and the rounds follow; a
+    release of statistics is of all agents."""
+    given = config.federation
+    if "agents" in given.model_fields_set:
+        return config
+    federation = {**_given(given), "agents": agents}
+    if config.task.name == "statistics":
+        federation["per_round"] = agents
+    found = _with(config, federation=federation)
+    return found.model_copy(
+        update={"run": config.run.model_copy(update={"chosen": sorted({*config.run.chosen, "federation.agents"})})}
+    )
+
+
+def _with(config: Config, **sections: Mapping[str, Any]) -> Config:
     try:
-        return Config.model_validate({**dict(config), "task": {**config.task.model_dump(), "name": name}})
+        return Config.model_validate({**dict(config), **sections})
     except ValidationError as error:
         raise ConfigError(_one_line(error)) from None
 
 
-def to_toml(config: Config) -> str:
-    """The config with every default written out; keys that are unset are left out."""
-    return tomli_w.dumps(config.model_dump(exclude_none=True))
+def to_toml(config: Config, *, given_only: bool = False) -> str:
+    """Return the config with every default written out, or (`given_only`) with what somebody set; keys that are unset
+    are left out."""
+    return tomli_w.dumps(config.model_dump(exclude_none=True, exclude_unset=given_only))
 
 
 def _read(path: Path) -> dict[str, Any]:
@@ -166,22 +203,22 @@ def _with_code(values: dict[str, Any], folder: Path) -> None:
     """Where functions of the user's own are named, they lie in `folder`, beside the file that names them. Every file of
     the run says so, and it can be resumed from anywhere."""
     names = [_given(values.get(section)).get("name") for section in ("data", "model", "task", "algorithm")]
+    names.append(_given(values.get("task")).get("metric"))
     own = any(isinstance(name, str) and is_plugin(name) and not name.startswith(GIVEN) for name in names)
     # A run's own folder may be somebody else's, and is no place to import from: its config says where it was.
-    if own and not _is_a_runs(folder) and isinstance(run := values.setdefault("run", {}), dict):
+    of_a_run = any((folder / name).exists() for name in ("summary.json", "checkpoint", "metrics.jsonl"))
+    if own and not of_a_run and isinstance(run := values.setdefault("run", {}), dict):
         run.setdefault("code", str(folder.absolute()))
 
 
-def _is_a_runs(folder: Path) -> bool:
-    return any((folder / name).exists() for name in ("summary.json", "checkpoint", "metrics.jsonl"))
-
-
 def _one_line(error: ValidationError) -> str:
-    return "; ".join(
-        tables.told(item["type"], item["loc"][2:], item["msg"], item.get("input"))
-        if item["loc"][:2] == ("data", "table")
-        else describe_detail(item, Config)
-        for item in error.errors()
+    return first_of(
+        [
+            tables.describe_error(item["type"], item["loc"][2:], item["msg"], item.get("input"))
+            if item["loc"][:2] == ("data", "table")
+            else describe_detail(item, Config)
+            for item in error.errors()
+        ]
     )
 
 
@@ -194,15 +231,18 @@ def check_combination(config: Config) -> None:
             f"{federation.agents}"
         )
     check_task_options(config.task)
+    _check_statistics(config)
     _check_table(config.data)
     _check_workers(config.run)
-    if config.tuning.rounds is not None and config.tuning.candidates is None:
-        raise ValueError("tuning.rounds is for tuning.candidates, and there are none: name some, or leave it out")
+    for key in ("rounds", "expected_gains"):
+        if getattr(config.tuning, key) is not None and config.tuning.candidates is None:
+            raise ValueError(f"tuning.{key} is for tuning.candidates, and there are none: name some, or leave it out")
     try:
         known = algorithm_of(config)
     except ConfigError as error:
         raise ValueError(str(error)) from None
     _check_members(federation, privacy)
+    _check_optimizer(config)
     mechanism = known.mechanism
     check_options(algorithm.options, known)
     if algorithm.compression != 1 and not known.sparse:
@@ -250,10 +290,57 @@ def _checked_options(key: str, options: dict[str, Any], model: type[BaseModel] |
         raise ValueError(describe_invalid(error, model, f"{key}.")) from None
 
 
+# A release of statistics is one step from θ = 0 on every record (learning/tasks/totals.py).
+STATISTICS: dict[str, Any] = {
+    "federation.rounds": 1,
+    "model.name": "totals",
+    "algorithm.name": "fedspa",
+    "algorithm.compression": 1.0,
+    "algorithm.local_steps": 1,
+    "algorithm.local_lr": 1.0,
+    "algorithm.local_optimizer": "sgd",
+    "algorithm.schedule": "constant",
+    "algorithm.warmup": 0,
+    "algorithm.server": "average",
+    "algorithm.server_lr": 1.0,
+    "algorithm.ema": 0.0,
+    "privacy.sampling": "poisson",
+    "privacy.clip": "l2",
+    "privacy.clip_value": 1.0,
+    "privacy.clip_rule": "given",
+}
+
+
+def _check_statistics(config: Config) -> None:
+    """Raise a ValueError where a release of statistics would not be what it says, or something else has its model."""
+    if config.task.name != "statistics":
+        if config.model.name == STATISTICS["model.name"]:
+            raise ValueError("model.name is 'totals', which is for task.name 'statistics'; name another model")
+        return
+    values = flat(config)
+    for key, needed in STATISTICS.items():
+        if values[key] != needed:
+            raise ValueError(
+                f"{key} is {values[key]!r}; for task.name 'statistics' it must be {needed!r} (`fedspa stats` sets it)"
+            )
+
+
+def _check_optimizer(config: Config) -> None:
+    """Raise a ValueError where no local steps are taken that an optimiser could change."""
+    algorithm = config.algorithm
+    if algorithm.local_optimizer == "sgd" or algorithm_of(config).local_steps:
+        return
+    sums = config.privacy.adversary == "secure-aggregation"
+    what = "under secure aggregation" if sums else f"for {algorithm.name}"
+    raise ValueError(
+        f"algorithm.local_optimizer is {algorithm.local_optimizer!r}; {what} it must be 'sgd': an agent takes one step"
+    )
+
+
 def _check_members(federation: Federation, privacy: Privacy) -> None:
     """Raise a ValueError where sums over a round's agents would hide none of them, or nobody sees sums."""
     if privacy.adversary == "local":
-        for key, unset in (("members", None), ("colluders", 0)):
+        for key, unset in (("members", None), ("colluders", 0), ("recovery", False)):
             if getattr(privacy, key) != unset:
                 raise ValueError(
                     f"privacy.{key} is {getattr(privacy, key)}, which is for privacy.adversary 'secure-aggregation'; "
@@ -274,6 +361,13 @@ def _check_members(federation: Federation, privacy: Privacy) -> None:
         raise ValueError(
             f"privacy.colluders is {privacy.colluders}; it must be below the fewest agents that are added up, "
             f"{members} (privacy.members, or federation.per_round): the noise of the others is what counts"
+        )
+    needed = threshold_of(federation.per_round, privacy.colluders)
+    if privacy.recovery and not needed <= members < federation.per_round:
+        raise ValueError(
+            f"privacy.recovery is true and privacy.members {members}; it must be from {needed} to "
+            f"{federation.per_round - 1}: more than half of federation.per_round = {federation.per_round} and "
+            f"privacy.colluders = {privacy.colluders} together must agree on whom a sum is of, and fewer than all"
         )
 
 
@@ -299,12 +393,113 @@ def _check_table(data: Data) -> None:
         )
     if data.features is not None:
         raise ValueError(f"data.features is {data.features!r}, which is for images; data.name is a table: leave it out")
-    if schema.test != Table.model_fields["test"].default and schema.split is None:
+    if schema.test != TableSection.model_fields["test"].default and schema.split is None:
         raise ValueError(
             f"data.table.test is {schema.test!r}, which stands in the column data.table.split; that is unset: set it"
         )
-    if schema.agent is not None and data.partition != "iid":
-        raise ValueError(
-            f"data.partition is {data.partition!r}; the column {schema.agent!r} of data.table.agent says who holds a "
-            "record: leave one of them out"
+    whose = None if schema.agent is None else f"the column {schema.agent!r} of data.table.agent says who holds a record"
+    if is_pattern(data.name):
+        if whose is not None:
+            raise ValueError(f"data.name is {data.name!r}, a file per agent, and {whose}: leave one of them out")
+        whose = "each file is one agent's"
+    if whose is not None and data.partition != "iid":
+        raise ValueError(f"data.partition is {data.partition!r}; {whose}: leave one of them out")
+
+
+# The plan of a config: calibrated before a run, or made again from what its ledger holds, by the same mechanism.
+
+
+def cap_of(config: Config) -> int:
+    """Return the most rounds that an agent takes part in."""
+    federation = config.federation
+    return cap_for(federation.participation, federation.agents, federation.per_round, federation.rounds, federation.cap)
+
+
+# A user's own algorithms that this process has imported, by name and folder.
+_OWN: dict[tuple[str, str | None], Registered] = {}
+
+
+def import_own_algorithm(config: Config) -> None:
+    """Import the algorithm that `algorithm.name = "package.module:NAME"` names, as the other functions of a user's own
+    are: from an installed package, beside the config, or from the current folder."""
+    name, code = config.algorithm.name, config.run.code
+    if not plugin.is_plugin(name) or name in registry.offered():
+        return
+    found = plugin.imported(name, key="algorithm.name", error=ConfigError, code=code)
+    if not isinstance(found, Registered):
+        raise ConfigError(
+            f"algorithm.name = {name!r} is a {type(found).__name__}; it must be a fedspa.algorithms.Algorithm"
         )
+    _OWN[name, code] = registry.add(name, found)
+
+
+def algorithm_of(config: Config) -> Registered:
+    """Return the algorithm of a config, by its name and its adversary."""
+    name, adversary = config.algorithm.name, config.privacy.adversary
+    own = _OWN.get((name, config.run.code))
+    return chosen(name, adversary) if own is None else against(own, adversary)
+
+
+def cohort_of(config: Config) -> Cohort | None:
+    """Whose sums the server is to see; None where it sees each agent's upload."""
+    privacy, most = config.privacy, config.federation.per_round
+    if privacy.adversary == "local":
+        return None
+    return Cohort(most if privacy.members is None else privacy.members, most, privacy.colluders)
+
+
+def plan_of(config: Config, event: Event, dimension: int, active: int) -> Plan:
+    """Return the plan whose participations are `event`; of the config, only what an event does not say is read."""
+    if config.data.person is not None and event.unit != "person":
+        raise PrivacyError(
+            f"the ledger says that each {event.unit} was protected, the config names data.person: rely on no ε of this "
+            "page"
+        )
+    return _mechanism(config).of_event(event, _asked(config, dimension, active, event.records, event.unit))
+
+
+def calibrated_plan(config: Config, dimension: int, active: int, records: int, unit: Unit) -> Plan:
+    """Return the plan of a run that is to start, with the least noise that its ε allows."""
+    return _mechanism(config).calibrated(_asked(config, dimension, active, records, unit))
+
+
+def flat(config: Config) -> dict[str, Any]:
+    """Its values by `section.key`; of a table's columns by `data.table.columns.age.range`."""
+    return dict(_named("", config.model_dump()))
+
+
+def _named(prefix: str, values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    for key, value in values.items():
+        if isinstance(value, Mapping):
+            yield from _named(f"{prefix}{key}.", value)
+        else:
+            yield f"{prefix}{key}", value
+
+
+def _mechanism(config: Config) -> Mechanism:
+    mechanism = algorithm_of(config).mechanism
+    assert mechanism is not None  # nobody asks for the plan of an algorithm without one
+    return mechanism
+
+
+def _asked(config: Config, dimension: int, active: int, records: int, unit: Unit) -> PlanRequest:
+    algorithm, privacy = config.algorithm, config.privacy
+    return PlanRequest(
+        dimension=dimension,
+        active=active,
+        agents=config.federation.agents,
+        participations=cap_of(config),
+        sampling=privacy.sampling,
+        batch=algorithm.batch,
+        records=records,
+        local_steps=algorithm.local_steps,
+        neighbours=privacy.neighbours,
+        delta=privacy.delta,
+        clip=privacy.clip,
+        clip_value=privacy.clip_value,
+        clip_rule=privacy.clip_rule,
+        epsilon=privacy.epsilon,
+        options=flat(config),
+        unit=unit,
+        cohort=cohort_of(config),
+    )

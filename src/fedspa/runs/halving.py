@@ -36,7 +36,7 @@ SEARCHED = (
 
 
 def check_searched(keys: Iterable[str]) -> None:
-    """Than those that a trial may set."""
+    """Raise a ConfigError for a key that a trial may not set."""
     for key in keys:
         if key not in SEARCHED:
             raise ConfigError(
@@ -46,7 +46,7 @@ def check_searched(keys: Iterable[str]) -> None:
 
 
 def settled(config: Config, settings: Settings) -> Config:
-    """The config with one candidate's settings in it, and no trials left."""
+    """Return the config with one candidate's settings in it, and no trials left."""
     check_searched(settings)
     given = config.model_dump(exclude_none=True)
     given["tuning"] = {}
@@ -82,7 +82,7 @@ class Halving:
         expected_gains: Sequence[Sequence[float]] | None = None,
         scoring: int = 0,
     ) -> Halving:
-        """As many rounds each as fit; a ConfigError where not even one does."""
+        """Give each candidate as many rounds as fit; raise a ConfigError if not even one does."""
         rungs = _rungs(candidates)
         least = cls(candidates, 1, scoring=scoring).rounds
         if rounds is not None and rounds < least:
@@ -97,25 +97,25 @@ class Halving:
             and [len(each) >= found.longest for each in expected_gains] != [True] * candidates
         ):
             raise ConfigError(
-                f"the expected gains must have a list for each of the {candidates} candidates, of what its score gains "
+                f"tuning.expected_gains must have a list for each of the {candidates} candidates: what its score gains "
                 f"after each of its first {found.longest} rounds"
             )
         return found
 
     @property
     def longest(self) -> int:
-        """The rounds of the trial that gets most."""
+        """Return the rounds of the trial that gets most."""
         return self.each * len(_rungs(self.candidates))
 
     @property
     def rounds(self) -> int:
-        """That the search takes, in all."""
+        """Return the rounds of the whole search."""
         rungs = _rungs(self.candidates)
         return self.each * sum(rungs) + self.scoring * len(rungs)
 
     def turn(self, scores: Sequence[Score], name: str) -> Turn:
-        """What the round is for that comes after rounds with these scores: once the search is over, the winner's. Those
-        of the server are called `name`; those of agents are the larger the better."""
+        """Return what the round is for that comes after rounds with these scores: once the search is over, the
+        winner's. Those of the server are called `name`; those of agents are the larger the better."""
         left, done = list(range(self.candidates)), 0
         for rung in range(len(_rungs(self.candidates))):
             ends = {trial: done + (place + 1) * self.each for place, trial in enumerate(left)}
@@ -141,14 +141,14 @@ def _plain(score: Score) -> float:
 
 
 def _mean(scored: Sequence[Score], trial: int) -> float:
-    """Of what agents said of a trial; NaN where they said nothing."""
+    """Return the mean of what agents said of a trial; NaN if they said nothing."""
     found = [score.get(trial) for score in scored if isinstance(score, Mapping)]
     known = [value for value in found if value is not None]
     return fmean(known) if known else math.nan
 
 
 def _rungs(candidates: int) -> list[int]:
-    """How many are left at each."""
+    """Return how many are left at each."""
     found = []
     while candidates > 1:
         found.append(candidates)

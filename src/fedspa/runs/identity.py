@@ -2,24 +2,22 @@
 
 `facts` go into every checkpoint, where a resume is compared with them: a name says little, since data files change
 under theirs, and what was given in Python has none that a config could use. They find what was changed by accident or
-in good faith; `run_state.check_scores` finds the rest, by what the model scores. The summary repeats what may be
+in good faith; `loop.check_scores` finds the rest, by what the model scores. The summary repeats what may be
 published: a digest of records has no noise, so that anyone who knows all records but one could test guesses at it.
 """
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import inspect
-import numbers
 import os
 import platform
 import subprocess
 import sys
 import types
-from collections import deque
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from typing import Any, Final
 
 import numpy as np
@@ -37,7 +35,7 @@ from fedspa.runs.checkpoint import Fact
 from fedspa.runs.config import Config, with_task
 from fedspa.runs.sections import Section
 from fedspa.runs.setup import Job, Simulated
-from fedspa.secagg import message
+from fedspa.secagg import masking
 from fedspa.wire import payload
 
 # Protocol versions. Each is one more with every change after which two ends would misunderstand each other: a server
@@ -53,12 +51,12 @@ EDITIONS: Final[Mapping[str, int]] = {
     "mask": MASK,
     "payload": payload.VERSION,
     "pricing": PRICING,
-    "sum": message.VERSION,
+    "sum": masking.VERSION,
 }
 
 COMMIT = "commit of the working folder"
-# Told, and free to differ: the digests decide.
-TOLD = frozenset({"class of the module", COMMIT})
+# Reported, and free to differ: the digests decide.
+REPORTED = frozenset({"class of the module", COMMIT})
 # These change the last bits of a sum, and no promise but that of the same bits.
 ROUNDING = frozenset({"Python version", "torch version", "numpy version", "instruction set", "device"})
 # Another one may round otherwise, too. What it must have in common with the one that began is the set of editions.
@@ -71,7 +69,7 @@ UNPUBLISHED = frozenset({"number of training records", *(f"digest of the {name}"
 
 
 def digests_of(data: Dataset) -> dict[str, Fact]:
-    """Of every record and label. It takes a quarter of a second for MNIST, and can be made beside other work."""
+    """Digest every record and label. It takes a quarter of a second for MNIST, and can be made beside other work."""
     persons = {} if data.persons is None else {"persons": torch.from_numpy(data.persons)}
     return _digests(
         training_records=data.train_x,
@@ -83,7 +81,7 @@ def digests_of(data: Dataset) -> dict[str, Fact]:
 
 
 def facts(job: Job, digests: Mapping[str, Fact] | None = None) -> dict[str, Fact]:
-    """What decides a run beside its config. `digests` are those of its records, where they were made before."""
+    """Return what decides a run beside its config. `digests` are those of its records, where they were made before."""
     server, module = job.server, job.server.model.module
     kind = type(module)
     return {
@@ -103,7 +101,7 @@ def facts(job: Job, digests: Mapping[str, Fact] | None = None) -> dict[str, Fact
 
 
 def of_machine(device: str) -> dict[str, Fact]:
-    """What computes on it, down to what may change the last bit."""
+    """Return what computes on it, down to what may change the last bit."""
     return {
         PACKAGE: __version__,
         "set of editions": written_editions(),
@@ -111,7 +109,7 @@ def of_machine(device: str) -> dict[str, Fact]:
         "torch version": str(torch.__version__),
         "numpy version": np.__version__,
         "instruction set": f"{library.best_level()}, in torch {torch.backends.cpu.get_cpu_capability()}",
-        "device": _device(device),
+        "device": torch.cuda.get_device_name(device) if torch.device(device).type == "cuda" else device,
     }
 
 
@@ -140,13 +138,13 @@ def _given_name(name: str) -> str:
 
 
 def with_commits(then: Mapping[str, Fact], now: Mapping[str, Fact]) -> dict[str, Fact]:
-    """The facts of a run that goes on: its code may have moved on beside what was trained."""
+    """Return the facts of a resumed run: its code may have moved on beside what was trained."""
     commits = dict.fromkeys((*str(then[COMMIT]).split(", "), str(now[COMMIT])))
     return {**now, COMMIT: ", ".join(commits)}
 
 
 def provenance(config: Config, known: Mapping[str, Fact], engine: str) -> dict[str, Fact]:
-    """For the reader of a summary, whose `engine` counts: a deployment's server has one that trains nobody."""
+    """Return the facts for a summary, whose `engine` counts: a deployment's server has one that trains nobody."""
     published = {key: value for key, value in known.items() if key not in UNPUBLISHED}
     return {"data": config.data.name, "model": config.model.name, **published, "engine": engine}
 
@@ -161,16 +159,12 @@ def _of_agents(job: Simulated) -> dict[str, Fact]:
         "number of training records": count(job.data.train_y),
         "digest of the agents' holdings": digest_tensors([sizes, torch.from_numpy(np.concatenate(job.holdings))]),
         "engine": job.engine.name,
-        "frozen body": "" if job.frozen.split is None else job.frozen.split.description,
+        "frozen body": "" if job.training.split is None else job.training.split.description,
     }
 
 
-def _device(name: str) -> str:
-    return torch.cuda.get_device_name(name) if torch.device(name).type == "cuda" else name
-
-
 def _commit() -> str:
-    """Of the folder that the run is started in, which is most often that of the user's own code."""
+    """Return the commit of the folder that the run is started in, most often that of the user's own code."""
     try:
         found = subprocess.run(
             ["git", "describe", "--always", "--abbrev=40", "--exclude=*", "--dirty"],
@@ -185,12 +179,12 @@ def _commit() -> str:
 
 
 def written_editions() -> str:
-    """As terms and checkpoints carry them."""
+    """Return the editions as terms and checkpoints carry them."""
     return ", ".join(f"{name} {number}" for name, number in sorted(EDITIONS.items()))
 
 
 def edition_differences(theirs: str) -> list[str]:
-    """What another end has in another edition, in words; empty where the two understand each other."""
+    """Return what another end has in another edition, in words; empty where the two understand each other."""
     given = dict(part.strip().rpartition(" ")[::2] for part in theirs.split(","))
     ours = {name: str(number) for name, number in EDITIONS.items()}
     return [
@@ -203,10 +197,6 @@ def edition_differences(theirs: str) -> list[str]:
 _PART = 4 * 2**20  # bytes
 # Code that a version identifies, so that its name is enough.
 _VERSIONED = frozenset({"torch", "numpy", "fedspa", "builtins", *sys.stdlib_module_names} - {"__main__"})
-# Of what torch keeps in every module, what does not decide a forward pass.
-_DECIDING = {"training", "_parameters", "_buffers", "_modules", "_forward_pre_hooks", "_forward_hooks"}
-_BOOKKEEPING = frozenset(vars(nn.Module())) - _DECIDING
-_PLAIN = (numbers.Number, np.generic, str, bytes, range, slice, type(None), torch.dtype, torch.device)
 
 
 def digest_tensors(tensors: Iterable[Tensor]) -> str:
@@ -234,60 +224,29 @@ def _bytes(tensor: Tensor) -> Any:
 
 
 def digest_code(value: object) -> str:
-    """Digest a module, a task or a function: the source of its classes and functions, settings, frozen values, and the
-    kinds and shapes of what is trained. No address counts, so that it is the same in another process."""
-    return hashlib.blake2b(_described(value, set()).encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
-
-
-def _described(value: object, seen: set[int]) -> str:
-    """`seen` are the objects that were described before, by id."""
-    if isinstance(value, _PLAIN):
-        return f"{type(value).__name__} {value!r}"
-    if isinstance(value, Tensor):
-        trained = (isinstance(value, nn.Parameter) and value.requires_grad) or not value.is_leaf
-        return f"{value.dtype} {tuple(value.shape)}" if trained else digest_tensors([value])
-    if isinstance(value, np.ndarray):
-        content = _described(value.tolist(), seen) if value.dtype.hasobject else value.tobytes().hex()
-        return f"{value.dtype} {value.shape} {content}"
-    if isinstance(value, Mapping):
-        return f"{{{', '.join(f'{key!s}: {_described(part, seen)}' for key, part in value.items())}}}"
-    if isinstance(value, list | tuple | deque):
-        return f"[{', '.join(_described(part, seen) for part in value)}]"
-    if isinstance(value, set | frozenset):
-        return f"set {sorted(_described(part, {*seen}) for part in value)}"
-    if isinstance(value, functools.partial):
-        return f"partial {_described((value.func, value.args, value.keywords), seen)}"
-    if isinstance(value, types.MethodType):
-        return _source(value.__func__)
-    if isinstance(value, type | types.FunctionType | types.BuiltinFunctionType):
-        return _source(value)
-    if isinstance(value, functools._lru_cache_wrapper):
-        return _described(value.__wrapped__, seen)
-    kind: Any = type(value)
-    own = {} if _is_versioned(kind) else getattr(value, "__dict__", {})
+    """Digest a module, a task or a function: its layers and their settings, the sources of its classes and functions,
+    its frozen values, and the kinds and shapes of what is trained. What this does not see (a constant that a function
+    reads, the functions that a module holds) shows in the scores, which `loop.check_scores` compares."""
     if isinstance(value, nn.Module):
-        own = {name: each for name, each in vars(value).items() if name not in _BOOKKEEPING}
-        for name in ("_forward_pre_hooks", "_forward_hooks"):  # filed by a number that counts all hooks of the process
-            own[name] = list(own.get(name, {}).values())
-    if id(value) in seen:
-        return "described before"
-    seen.add(id(value))
-    return f"{getattr(value, '__name__', '')} {_source(kind)} {_described(own, seen)}"
+        found = [repr(value), str([layer.training for layer in value.modules()])]
+        found += [_source(kind) for kind in dict.fromkeys(map(type, value.modules()))]
+        for name, tensor in (*value.named_parameters(), *value.named_buffers()):
+            trained = isinstance(tensor, nn.Parameter) and tensor.requires_grad
+            lazy = nn.parameter.is_lazy(tensor)
+            found.append(f"{name} {tensor.dtype} {'' if lazy else tuple(tensor.shape)}")
+            found += [] if trained or lazy else [digest_tensors([tensor])]
+    elif isinstance(value, str):
+        found = [value]
+    else:
+        found = [_source(value if isinstance(value, type | types.FunctionType) else type(value))]
+    return hashlib.blake2b("\n".join(found).encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
 
 
-@functools.cache
 def _source(kind: Any) -> str:
-    """The source of a function or of a class with its bases; of code that a version identifies, the name."""
-    found = f"{getattr(kind, '__qualname__', kind)}"
+    """Return the source of a function or of a class with its bases; of code that a version identifies, the name."""
+    found = f"{kind.__module__}.{kind.__qualname__}"
     for part in kind.__mro__ if isinstance(kind, type) else (inspect.unwrap(kind),):
-        if not _is_versioned(part):
-            try:
+        if (part.__module__ or "").partition(".")[0] not in _VERSIONED:
+            with suppress(OSError, TypeError):  # it was made at run time
                 found += inspect.getsource(part)
-            except (OSError, TypeError):  # made at run time
-                code = getattr(part, "__code__", None)
-                found += "" if code is None else code.co_code.hex()
     return found
-
-
-def _is_versioned(kind: Any) -> bool:
-    return (getattr(kind, "__module__", None) or "").partition(".")[0] in _VERSIONED

@@ -9,16 +9,17 @@ from dataclasses import dataclass, field
 # What agents say of trials: the share of their records whose class was found; of other tasks, the mean of e^(−loss).
 AGENTS_SCORE = "agents' score"
 # Scores of which less is better, scores that are shares of a whole, and what people call them.
-LOWER = frozenset({"loss", "rmse", "mae", "perplexity"})
+LOWER = frozenset({"loss", "rmse", "mae", "perplexity", "log_loss"})
 SHARES = frozenset({"accuracy", "balanced_accuracy", "token_accuracy", "exact_match", AGENTS_SCORE})
 _CALLED = {"rmse": "RMSE", "mae": "MAE", "r2": "R²", "f1": "F1", "auc": "AUC"}
+_WORDS = SHARES | {"log_loss", "average_precision"}
 
 
 @dataclass(frozen=True, slots=True)
 class RoundMetrics:
     """What is known after a round. `epsilon` is the largest over agents so far, verified; None without privacy.
-    `epsilon_floor` is the same against one who colludes with all others, where agents' uploads are aggregated; None
-    where they are not, or where it is infinite.
+    `epsilon_worst_case` is the same against one who colludes with all others, where agents' uploads are aggregated;
+    None where they are not, or where it is infinite.
 
     `scores` are the task's and the user's own, by name; `accuracy` is a classifier's among them, else None. `trials` is
     what agents said of the settings that were tried, from 0 to 1 by the candidate's number, in a round in which they
@@ -35,12 +36,12 @@ class RoundMetrics:
     private: bool
     clip_value: float | None
     scores: dict[str, float | None] = field(default_factory=dict)
-    epsilon_floor: float | None = None
+    epsilon_worst_case: float | None = None
     trials: dict[int, float | None] | None = None
 
     @property
     def headline(self) -> str:
-        """The name of the score that the run is judged by."""
+        """Return the name of the score that the run is judged by."""
         return next(iter(self.scores), "loss" if self.accuracy is None else "accuracy")
 
     @property
@@ -56,17 +57,18 @@ def better(name: str) -> Callable[[Iterable[float]], float]:
 
 
 def label(name: str) -> str:
-    """A score's name for people, within a sentence; a metric of the user's own has the name that it was given."""
-    return _CALLED.get(name, name.replace("_", " ") if name in SHARES else name)
+    """A score's name for people, within a sentence; a metric of the user's own has the name that it was given, or its
+    function's."""
+    return _CALLED.get(name, name.replace("_", " ") if name in _WORDS else name.rpartition(":")[2])
 
 
 def heading(name: str) -> str:
-    """At the beginning of a line."""
+    """Return the label for the beginning of a line."""
     return label(name)[:1].upper() + label(name)[1:]
 
 
 def shown_score(name: str, value: float | None) -> str:
-    """For people: shares as percentages."""
+    """Format a score: shares as percentages."""
     if value is None or math.isnan(value):
         return "–"
     return f"{value:.2%}" if name in SHARES else f"{value:.4g}"

@@ -2,7 +2,7 @@
 
 The driver pays, draws keys and aggregates, as without workers. A round's agents are cut into batches; a worker that is
 free trains the next one, and returns its payloads. An agent's update depends on its own task only, so it has the same
-bits wherever it is made. A batch whose worker died is trained again by another, and a new worker takes its place.
+bits wherever it is made. Where a worker died, Ray starts a new one and gives it the batch again.
 
 θ and records go through Ray's object store, which may spill to a disk. Keys do not: a batch with the keys of its agents
 is an argument below 100 KiB, which Ray sends within the call.
@@ -19,8 +19,6 @@ import socket
 import subprocess
 import sys
 import tempfile
-import time
-from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
@@ -29,19 +27,20 @@ from typing import Any, NamedTuple
 
 import torch
 
-from fedspa.agent.participate import Invitation
+from fedspa.agent.participate import Request
 from fedspa.algorithms import Agent
-from fedspa.engine.task import Engine
+from fedspa.engine.local import Engine
 from fedspa.errors import ConfigError, FedspaError, first_line
 from fedspa.examples import Examples
 from fedspa.runs.checkpoint import Fact
 from fedspa.runs.identity import ROUNDING, of_machine
+from fedspa.runs.local import simulate_uploads
 from fedspa.runs.setup import Simulated
-from fedspa.runs.simulate import simulate_uploads
 
 log = logging.getLogger(__name__)
 
-MOST_LOSSES = 3  # of one batch, or of workers in a row that end as they start
+MOST_LOSSES = 3  # of one batch
+MOST_STARTS = 16  # of one worker
 MOST_AGENTS = 256  # in a batch
 LARGEST_BATCH = 90_000  # bytes; from 100 KiB on Ray puts an argument into its object store
 START_SECONDS = 120.0
@@ -50,7 +49,7 @@ _BATCHES = 4  # per worker and round, so that a slow one holds up nobody for lon
 _QUIET = {"log_to_driver": False, "logging_level": logging.CRITICAL}
 
 
-class WorkersLost(FedspaError):
+class WorkerFailure(FedspaError):
     """Workers end as often as they are started, or none can be started."""
 
 
@@ -65,50 +64,52 @@ class Turn(NamedTuple):
 
 
 class Worker:
-    """The actor: an engine of its own. Every answer is (True, value) or (False, error)."""
+    """The actor: an engine of its own, by its pickled constructor. Every answer is (True, value) or (False, error)."""
 
-    def __init__(self) -> None:
-        self._engine: Engine | None = None
-        self._device = "cpu"
-
-    def start(self, engine: bytes, device: str, path: tuple[str, ...]) -> tuple[bool, Any]:
-        """Build the engine by its pickled constructor; return the facts of this machine that may change a bit."""
-
-        def build() -> dict[str, Fact]:
+    def __init__(self, engine: bytes, device: str, path: tuple[str, ...]) -> None:
+        def make() -> tuple[Engine, dict[str, Fact]]:
             torch.set_num_threads(1)
             sys.path += [folder for folder in path if folder not in sys.path]
             try:
-                make: Callable[[], Engine] = pickle.loads(engine)
+                build: Callable[[], Engine] = pickle.loads(engine)
             except (ImportError, AttributeError) as error:
                 raise ConfigError(
                     f"a worker cannot load the model or its task: {first_line(error)}; install the code on every "
                     "machine of the cluster"
                 ) from error
-            self._device, self._engine = device, make()
-            return {"engine": self._engine.name, **of_machine(device)}
+            made = build()
+            return made, {"engine": made.name, **of_machine(device)}
 
-        return _answer(build)
+        self._device, self._made = device, _answer(make)
 
-    def train(self, invitation: Invitation, batch: bytes, *records: Examples) -> tuple[bool, Any]:
-        """Return the payloads of a batch of agents by name, and what was logged meanwhile."""
+    def facts(self) -> tuple[bool, Any]:
+        """Return the facts of this machine that may change a bit."""
+        good, made = self._made
+        return good, made[1] if good else made
 
-        def run() -> tuple[dict[str, bytes], list[tuple[str, int, str]]]:
-            assert self._engine is not None
-            turns: list[Turn] = pickle.loads(batch)
-            here = replace(invitation, theta=invitation.theta.to(self._device))
+    def train(self, request: Request, batch: bytes, *records: Examples) -> tuple[bool, Any]:
+        """Return the payloads of a batch of agents by name, what was logged meanwhile, and the facts."""
+        good, made = self._made
+        if not good:
+            return good, made
+
+        def run() -> tuple[dict[str, bytes], list[tuple[str, int, str]], dict[str, Fact]]:
+            (engine, facts), turns = made, pickle.loads(batch)
+            here = replace(request, theta=request.theta.to(self._device))
             agents = {
                 turn.name: Agent(turn.number, *held, turn.mask_seed, turn.key, turn.exact)
                 for turn, held in zip(turns, records, strict=True)
             }
             with _collect_warnings() as logged:
-                return simulate_uploads(here, agents, self._engine), logged
+                return simulate_uploads(here, agents, engine), logged, facts
 
         return _answer(run)
 
 
 class WorkerPool:
-    """`workers` actors of `ray`, each made by the arguments of `Worker.start`. An engine trains `at_once` agents
-    together, or, with None, all of a batch. `check` raises where the facts of a worker's machine do not fit the run."""
+    """`workers` actors of `ray`, each made by the arguments of `Worker`. Ray starts one anew that was lost, and repeats
+    its batch. An engine trains `at_once` agents together, or, with None, all of a batch. `check` raises where the facts
+    of a worker's machine do not fit the run."""
 
     def __init__(
         self,
@@ -119,147 +120,97 @@ class WorkerPool:
         at_once: int | None,
         check: Callable[[Mapping[str, Fact]], None],
     ) -> None:
-        self._ray, self._workers, self._at_once, self._check = ray, workers, at_once, check
-        self._actor, self._made = ray.remote(Worker).options(**options), tuple(map(ray.put, made))
+        self._ray, self._at_once, self._check = ray, at_once, check
+        kind = ray.remote(Worker).options(**options)
+        self._made = [ray.put(each) for each in made]  # held: Ray makes an actor anew of what is still in its store
+        self._actors = [kind.remote(*self._made) for _ in range(workers)]
         self._records: dict[str, Any] = {}
-        self._alive: list[Any] = []
-        self._idle: list[Any] = []
-        self._starting: dict[Any, Any] = {}  # the answer to come → the actor that gives it
-        self._training: dict[Any, tuple[Any, list[str]]] = {}
-        self.lost = 0
-        self._failed_starts = 0
         try:
-            for _ in range(workers):
-                self._start()
             self._await_all()
         except BaseException:
             self.close()
             raise
 
     def close(self) -> None:
-        for actor in self._alive:
+        for actor in self._actors:
             with suppress(Exception):  # its cluster may be gone, too
                 self._ray.kill(actor)
-        self._alive = []
+        self._actors = []
 
-    def train(self, invitation: Invitation, agents: Mapping[str, Agent]) -> dict[str, bytes]:
+    def _await_all(self) -> None:
+        """A run begins with the workers it asked for."""
+        asked = [actor.facts.remote() for actor in self._actors]
+        done, waiting = self._ray.wait(asked, num_returns=len(asked), timeout=START_SECONDS)
+        if waiting:
+            raise WorkerFailure(
+                f"{len(done)} of {len(asked)} workers came up within {START_SECONDS:.0f} s: "
+                f"{describe_resources(self._ray)}; lower run.workers or run.threads, or wait until others are done"
+            )
+        for answer in done:
+            with self._losses("as they started"):
+                self._check(_value(self._ray.get(answer)))
+
+    def train(self, request: Request, agents: Mapping[str, Agent]) -> dict[str, bytes]:
         """Return every agent's payload, in their order."""
+        theta = request.theta.detach().to("cpu").clone(memory_format=torch.contiguous_format)
+        announced = self._ray.put(replace(request, theta=theta))
+        pool, payloads = self._ray.util.ActorPool(self._actors), dict[str, bytes]()
+
+        def submit(actor: Any, names: list[str]) -> Any:
+            turns = [Turn(name, (a := agents[name]).number, a.mask_seed, a.key, a.exact) for name in names]
+            held = [self._held(name, agents[name]) for name in names]
+            return actor.train.remote(announced, pickle.dumps(turns), *held)
+
         try:
-            return self._train(invitation, agents)
+            with self._losses("while they trained a batch of agents"):
+                for answer in pool.map_unordered(submit, self._batches(agents)):
+                    made, logged, facts = _value(answer)
+                    self._check(facts)  # of a worker that was started anew, too
+                    payloads |= made
+                    for name, level, text in logged:
+                        logging.getLogger(name).log(level, "%s", text)
         except BaseException:  # a pool that did not end a round begins no other
             self.close()
             raise
-
-    def _train(self, invitation: Invitation, agents: Mapping[str, Agent]) -> dict[str, bytes]:
-        theta = invitation.theta.detach().to("cpu").clone(memory_format=torch.contiguous_format)
-        announced = self._ray.put(replace(invitation, theta=theta))
-        waiting = deque(self._batches(agents))
-        losses: Counter[str] = Counter()
-        payloads: dict[str, bytes] = {}
-        while len(payloads) < len(agents):
-            while waiting and self._idle:
-                self._submit(self._idle.pop(), waiting.popleft(), agents, announced)
-            actor, names, answer = self._next()
-            if answer is None:
-                self.lost += 1
-                losses.update(names)
-                if max(losses[name] for name in names) >= MOST_LOSSES:
-                    raise WorkersLost(
-                        f"{MOST_LOSSES} workers were lost while they trained {', '.join(names[:3])}"
-                        f"{' and others' * (len(names) > 3)}; look for memory that ran out (fewer run.workers or "
-                        "run.threads, a smaller algorithm.batch), then --resume"
-                    )
-                log.warning("a worker was lost with %d agents: they are trained again", len(names))
-                waiting.append(names)
-                self._start()
-            elif names:
-                made, logged = answer
-                payloads |= made
-                self._idle.append(actor)
-                for name, level, text in logged:
-                    logging.getLogger(name).log(level, "%s", text)
         return {name: payloads[name] for name in agents}
+
+    def _held(self, name: str, agent: Agent) -> Any:
+        """Return an agent's records, once through the store."""
+        if name not in self._records:
+            self._records[name] = self._ray.put(agent.take(torch.arange(agent.records)))
+        return self._records[name]
 
     def _batches(self, agents: Mapping[str, Agent]) -> list[list[str]]:
         """Cut a round into batches, those with most records first."""
         names = sorted(agents, key=lambda name: -agents[name].records)
-        each = -(-len(names) // self._workers)
+        each = -(-len(names) // len(self._actors))
         if self._at_once is not None:  # whole rows of what an engine trains together
-            each = -(-len(names) // (self._workers * _BATCHES * self._at_once)) * self._at_once
+            each = -(-len(names) // (len(self._actors) * _BATCHES * self._at_once)) * self._at_once
         each = min(each, MOST_AGENTS)
         return [names[first : first + each] for first in range(0, len(names), each)]
 
-    def _submit(self, actor: Any, names: list[str], agents: Mapping[str, Agent], announced: Any) -> None:
-        for name in names:
-            if name not in self._records:
-                self._records[name] = self._ray.put(agents[name].take(torch.arange(agents[name].records)))
-        turns = [Turn(name, (a := agents[name]).number, a.mask_seed, a.key, a.exact) for name in names]
-        answer = actor.train.remote(announced, pickle.dumps(turns), *(self._records[name] for name in names))
-        self._training[answer] = actor, names
-
-    def _next(self) -> tuple[Any, list[str], Any]:
-        """Wait for a worker, which trained the agents named, or none where it is new; without an answer it is lost."""
-        waited = [*self._starting, *self._training]
-        done, _ = self._ray.wait(waited, num_returns=1, timeout=None if self._training else START_SECONDS)
-        if not done:
-            raise WorkersLost(
-                f"no worker came up within {START_SECONDS:.0f} s: {describe_resources(self._ray)}; lower run.workers "
-                "or run.threads, or wait until others are done, then --resume"
-            )
-        if done[0] in self._starting:
-            self._join(done[0])
-            return None, [], ()
-        actor, names = self._training.pop(done[0])
-        return actor, names, self._result(done[0])
-
-    def _start(self) -> None:
-        if self._failed_starts < MOST_LOSSES:
-            actor = self._actor.remote()
-            self._alive.append(actor)
-            self._starting[actor.start.remote(*self._made)] = actor
-        elif not self._starting and not self._training and not self._idle:
-            raise WorkersLost("every worker ended as it was started; look for memory that ran out, then --resume")
-
-    def _join(self, ready: Any) -> None:
-        actor, facts = self._starting.pop(ready), self._result(ready)
-        if facts is None:
-            self.lost += 1
-            self._failed_starts += 1
-            log.warning("a worker was lost as it started")
-            self._start()
-            return
-        self._failed_starts = 0
-        self._idle.append(actor)
-        self._check(facts)
-
-    def _await_all(self) -> None:
-        """A run begins with the workers it asked for."""
-        end = time.monotonic() + START_SECONDS
-        while self._starting:
-            left = max(0.0, end - time.monotonic())
-            done, _ = self._ray.wait(list(self._starting), num_returns=1, timeout=left)
-            if not done:
-                raise WorkersLost(
-                    f"{len(self._idle)} of {self._workers} workers came up within {START_SECONDS:.0f} s: "
-                    f"{describe_resources(self._ray)}; lower run.workers or run.threads, or wait until others are done"
-                )
-            self._join(done[0])
-
-    def _result(self, answer: Any) -> Any:
-        """Return the answer; None where the worker that was to give it is lost."""
+    @contextmanager
+    def _losses(self, when: str) -> Iterator[None]:
+        """Within it, what Ray raises where it gives up on a worker becomes an error for the user."""
         try:
-            good, value = self._ray.get(answer)
+            yield
         except self._ray.exceptions.RayError as error:
-            log.debug("a worker was lost: %s", first_line(error))
-            return None
-        if not good:
-            raise value
-        return value
+            raise WorkerFailure(
+                f"workers failed repeatedly {when} ({first_line(error)}); look for memory that ran out (fewer "
+                "run.workers or run.threads, a smaller algorithm.batch), then --resume"
+            ) from error
+
+
+def _value(answer: tuple[bool, Any]) -> Any:
+    good, value = answer
+    if not good:
+        raise value
+    return value
 
 
 @contextmanager
 def start_workers(job: Simulated) -> Iterator[WorkerPool]:
-    """Within it, as many workers are there as `run.workers` says."""
+    """Start as many workers as `run.workers` says, and stop them at the end."""
     run = job.config.run
     gpus = int(torch.device(run.device).type == "cuda")
     with connected(run.workers, run.threads, gpus) as ray:
@@ -270,7 +221,8 @@ def start_workers(job: Simulated) -> Iterator[WorkerPool]:
                 f"the model or its task cannot travel to a worker: {first_line(error)}; leave out what cannot be "
                 "pickled, or train in this process: run.workers = 1"
             ) from error
-        options = {"num_cpus": run.threads, "num_gpus": gpus, "max_restarts": 0, "scheduling_strategy": "SPREAD"}
+        options = {"num_cpus": run.threads, "num_gpus": gpus, "scheduling_strategy": "SPREAD"}
+        options |= {"max_restarts": MOST_STARTS - 1, "max_task_retries": MOST_LOSSES - 1}
         made = (engine, run.device, tuple(map(str, sys.path)))
         # A GPU trains all agents that it is given as one stack; a CPU one per thread.
         at_once = None if gpus else run.threads
@@ -305,8 +257,8 @@ def describe_resources(ray: Any) -> str:
 
 @contextmanager
 def connected(workers: int, cores: int, gpus: int) -> Iterator[Any]:
-    """Ray with room for workers of so many cores and GPUs each: the cluster that RAY_ADDRESS names, or a Ray of the
-    run's own that ends with it."""
+    """Ray with resources for workers of so many cores and GPUs each: the cluster that RAY_ADDRESS names, or a Ray of
+    the run's own that ends with it."""
     cluster = os.environ.get("RAY_ADDRESS")
     ray = _import_ray(workers, alone=cluster is None)
     ours = not ray.is_initialized()  # else somebody's own Ray in this process, which stays as it is
@@ -319,8 +271,8 @@ def connected(workers: int, cores: int, gpus: int) -> Iterator[Any]:
         there = ray.cluster_resources()
         if there.get("CPU", 0) < workers * cores or there.get("GPU", 0) < workers * gpus:
             each = f"{cores} cores (run.threads)" + " and a GPU" * bool(gpus)
-            room = describe_resources(ray)
-            raise ConfigError(f"run.workers is {workers}, each with {each}; {room}: lower one of them")
+            available = describe_resources(ray)
+            raise ConfigError(f"run.workers is {workers}, each with {each}; {available}: lower one of them")
         yield ray
     finally:
         if ours:
@@ -381,8 +333,8 @@ def _children() -> set[int]:
     return {child.pid for child in psutil.Process().children(recursive=True)}
 
 
-# Some of Ray's processes outlive one that is killed. Standard input is a pipe that nobody writes to, and that ends with
-# whoever holds its other end. Processes are held by object and not by number, which may be another's by then.
+# Some of Ray's processes outlive one that is killed. Standard input is a pipe that nobody writes to, and that ends
+# with the process at its other end. Processes are held by object and not by number, which may be another's by then.
 _REAPER = """
 import shutil, sys, time
 place, folder, *pids = sys.argv[1:]

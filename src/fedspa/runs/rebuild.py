@@ -6,7 +6,6 @@ large its input and output are, the summary says.
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -26,10 +25,12 @@ from fedspa.runs.config import Config, load
 def finished(folder: Path, module: nn.Module | None = None) -> tuple[dict[str, Any], nn.Module]:
     """The summary of the run in `folder`, and its trained module on the CPU: built anew, or the one that is given, with
     the run's parameters in place of its own."""
-    if not (folder / "config.toml").is_file():
-        raise ConfigError(f"{quoted(str(folder))} holds no run: there is no config.toml; give the folder of one")
     rundir.check_is_run(folder)
-    config, summary = load(folder / "config.toml"), _summary(folder)
+    config, summary = load(folder / "config.toml"), rundir.read_summary(folder)
+    if summary is None:
+        raise ConfigError(
+            f"the run in {folder} is not finished: there is no summary.json; `fedspa run --resume {folder}` resumes it"
+        )
     if module is None:
         module = _built(config, summary, folder)
     elif not isinstance(module, nn.Module):
@@ -62,25 +63,11 @@ def path_of(given: object, what: str) -> Path:
 
 
 def known(summary: Mapping[str, Any], fact: str, folder: Path) -> Any:
-    """What the run found of its records and module."""
+    """Return what the run found of its records and module."""
     found = summary.get("provenance")
     if not isinstance(found, dict) or fact not in found:
         raise ConfigError(f"summary.json in {folder} does not say the {fact}; give the folder of a whole run")
     return found[fact]
-
-
-def _summary(folder: Path) -> dict[str, Any]:
-    try:
-        found = json.loads((folder / "summary.json").read_bytes())
-    except FileNotFoundError:
-        raise ConfigError(
-            f"the run in {folder} is not finished: there is no summary.json; `fedspa run --resume {folder}` goes on"
-        ) from None
-    except (OSError, ValueError):
-        found = None
-    if not isinstance(found, dict):
-        raise ConfigError(f"summary.json in {folder} is damaged; give the folder of a whole run")
-    return found
 
 
 def _built(config: Config, summary: Mapping[str, Any], folder: Path) -> nn.Module:
@@ -88,7 +75,7 @@ def _built(config: Config, summary: Mapping[str, Any], folder: Path) -> nn.Modul
     if name.startswith(GIVEN):
         raise ConfigError(
             f"the run in {folder} was given its module in Python ({name.removeprefix(GIVEN)}), which no file builds; "
-            f"build it as then: fedspa.load_model({str(folder)!r}, module=…)"
+            f"build it the same way: fedspa.load_model({str(folder)!r}, module=…)"
         )
     like = of_layout(known(summary, "shape of a record", folder))
     shape = tuple(like.shape[1:]) if isinstance(like, Tensor) else None
@@ -109,11 +96,8 @@ def _fill(module: nn.Module, folder: Path) -> None:
     except SafetensorError as error:
         raise ConfigError(f"{path} is damaged ({first_line(error)}); bring it back from a copy") from error
     except Exception as error:  # torch's, of names and shapes; and a module may have its own way to load
+        reason = quoted(" ".join(str(error).split()))[1:-1]
         raise ConfigError(
-            f"the parameters in {path} are not those of this {type(module).__name__} ({_in_one_line(error)}); build "
+            f"the parameters in {path} are not those of this {type(module).__name__} ({reason}); build "
             "the module as for the run"
         ) from error
-
-
-def _in_one_line(error: Exception) -> str:
-    return quoted(" ".join(str(error).split()))[1:-1]

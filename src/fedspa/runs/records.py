@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
 
@@ -9,23 +11,22 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from fedspa.data.dataset import Dataset
+from fedspa.agent.participate import agent_name
+from fedspa.data.dataset import Dataset, grouped, labels_of, numbered, owners_of, view, with_floats
 from fedspa.data.datasets import load
 from fedspa.data.features import Features
 from fedspa.data.partition import partition, split_scheme
-from fedspa.data.persons import grouped, labels_of, owners_of
-from fedspa.data.view import view, with_floats
 from fedspa.errors import ConfigError, DataError
-from fedspa.examples import Examples, Tree, count
+from fedspa.examples import Examples, Tree, count, leaves
 from fedspa.learning import models
-from fedspa.learning.threads import torch_threads
+from fedspa.learning.forward import torch_threads
 from fedspa.privacy.event import Unit
 from fedspa.randomness.streams import Stream, derive_key, root_key
-from fedspa.runs.config import Config
+from fedspa.runs.config import Config, with_agents
 
 
 def records_of(config: Config, data: Dataset | None = None, module: nn.Module | None = None) -> Dataset:
-    """The records that the config names, or those given, as its features and with its share held out."""
+    """Return the records that the config names, or those given, as its features and with its share held out."""
     if data is not None and not isinstance(data, Dataset):
         raise DataError(
             f"data is a {type(data).__name__}; make it by fedspa.from_arrays(train_x, train_y, test_x, test_y, "
@@ -36,7 +37,7 @@ def records_of(config: Config, data: Dataset | None = None, module: nn.Module | 
         return _mapped(named.name, named.dir, named.person, named.features, named.holdout, alone, config.run.code)
     if data is None:
         data = load(named.name, Path(named.dir), named.person, named.schema_of_table, config.run.code)
-    data = view(data, named.features, named.holdout, alone=alone)
+    data = view(data, named.features, named.holdout, per_example=alone)
     if not count(data.test_y):
         raise DataError(
             f"data {data.name!r} has no records for testing; hold some out by data.holdout, as in 0.2, or name the "
@@ -46,12 +47,64 @@ def records_of(config: Config, data: Dataset | None = None, module: nn.Module | 
 
 
 def unit_of(config: Config, data: Dataset) -> Unit:
-    """What is protected. A deployed server knows no persons, and is told by `data.person` that its agents do."""
+    """Return what is protected. A deployed server knows no persons; `data.person` says that its agents do."""
     return "record" if data.persons is None and config.data.person is None else "person"
 
 
-def dealt(config: Config, data: Dataset) -> list[NDArray[np.int64]]:
-    """Which training records each simulated agent holds; which persons, where those are protected."""
+def holdings_of(config: Config, data: Dataset, *, held_out: bool = False) -> list[NDArray[np.int64]]:
+    """Return which training records each simulated agent trains on; which persons, where those are protected. With
+    `held_out`, those that it keeps out of training (`data.agent_holdout`)."""
+    found = _all_holdings(config, data)
+    if config.data.agent_holdout == 0:
+        return found
+    out = _kept_out(config, data)
+    parts = [held[out[held] == held_out] for held in found]
+    for number, part in enumerate(parts):
+        if not len(part):
+            raise DataError(
+                f"{names_of(config, data)[number]} has no {'person' if data.persons is not None else 'record'} "
+                f"{'outside' if held_out else 'left for'} training: data.agent_holdout is "
+                f"{config.data.agent_holdout:g}, and it holds {len(found[number])}"
+            )
+    return parts
+
+
+def with_own_agents(config: Config, data: Dataset) -> Config:
+    """Return the config with the number of agents that the data brings, where it names none."""
+    return config if data.owners is None else with_agents(config, int(data.owners.max()) + 1)
+
+
+def names_of(config: Config, data: Dataset) -> Sequence[str]:
+    """Return the names of the agents, in the order of their numbers."""
+    return data.agents or [agent_name(number) for number in range(config.federation.agents)]
+
+
+def _kept_out(config: Config, data: Dataset) -> NDArray[np.bool_]:
+    """Return which records, or persons, their agents keep out of training. Each decides for itself, by its own content
+    and a public key, so that with one more or less all others stay where they are."""
+    key = derive_key(root_key("seeded", config.run.seed), "agent holdout")
+    rows = [
+        leaf.contiguous().view(count(data.train_y), -1).numpy()
+        for tree in (data.train_x, data.train_y)
+        for leaf in leaves(tree)
+    ]
+    digests = np.array(
+        [
+            int.from_bytes(hashlib.blake2b(b"".join(row.tobytes() for row in record), key=key, digest_size=8).digest())
+            for record in zip(*rows)
+        ],
+        dtype=np.uint64,
+    )
+    if data.persons is not None:
+        persons = numbered(data.persons)
+        sums = np.zeros(int(persons.max()) + 1, dtype=np.uint64)
+        np.add.at(sums, persons, digests)  # of all a person's records, in any order, modulo 2^64
+        digests = sums
+    kept: NDArray[np.bool_] = digests / 2**64 < config.data.agent_holdout
+    return kept
+
+
+def _all_holdings(config: Config, data: Dataset) -> list[NDArray[np.int64]]:
     labels, owners = _labels(data.train_y), data.owners
     if data.persons is not None:
         labels = labels_of(data.persons, labels)
@@ -62,7 +115,7 @@ def dealt(config: Config, data: Dataset) -> list[NDArray[np.int64]]:
             "it out, or bring persons along (fedspa.from_arrays(…, persons=ids))"
         )
     if owners is not None:
-        return _held(config, owners)
+        return _held(config, data, owners)
     scheme, alpha = split_scheme(config.data.partition)
     held = "records" if data.persons is None else "persons"
     return partition(labels, config.federation.agents, scheme, alpha=alpha, seed=config.run.seed, held=held)
@@ -89,10 +142,10 @@ def _mapped(
     name: str, folder: str, person: str | None, features: Features, holdout: float, alone: bool, code: str | None
 ) -> Dataset:
     with torch_threads(1):
-        return view(load(name, Path(folder), person, code=code), features, holdout, alone=alone)
+        return view(load(name, Path(folder), person, code=code), features, holdout, per_example=alone)
 
 
-def _held(config: Config, owners: NDArray[np.int64]) -> list[NDArray[np.int64]]:
+def _held(config: Config, data: Dataset, owners: NDArray[np.int64]) -> list[NDArray[np.int64]]:
     """Records that came with their agents."""
     agents, own = config.federation.agents, int(owners.max()) + 1
     if agents != own:
@@ -100,17 +153,17 @@ def _held(config: Config, owners: NDArray[np.int64]) -> list[NDArray[np.int64]]:
             f"federation.agents is {agents}; the data comes with {own} agents of its own: set it to {own}"
         )
     holdings = [np.flatnonzero(owners == number) for number in range(agents)]
-    for number, held in enumerate(holdings):
+    for name, held in zip(names_of(config, data), holdings):
         if not len(held):
             raise DataError(
-                f"agent {number} of the data, counted from 0, holds no training records; give it some, or hold out "
+                f"{name} holds no training records; give it some, or hold out "
                 f"fewer (data.holdout is {config.data.holdout:g})"
             )
     return holdings
 
 
 def _labels(y: Tree) -> NDArray[np.int64]:
-    """By which records can be dealt out unevenly: their classes; where they have none, all are alike."""
+    """Return the classes by which records can be assigned unevenly; without classes, all are alike."""
     if isinstance(y, Tensor) and y.ndim == 1 and not y.is_floating_point():
         return np.asarray(y.numpy(), dtype=np.int64)
     return np.zeros(count(y), dtype=np.int64)

@@ -1,7 +1,8 @@
 """The accounts of a simulated federation: one ledger for all agents, written before anything is released.
 
-`run.ledger` names a ledger that outlives the run, so that several runs on the same records add up; `run.policy` gives
-every simulated agent the same limits. A run that would not fit is refused before it starts.
+`run.ledger` names a ledger that outlives the run, so that several runs on the same records add up: by default the one
+beside the run's folder. `run.policy` gives every simulated agent the same limits. A run that would not fit is refused
+before it starts.
 
 Resumed after a crash, a run under seeded noise repeats the interrupted round to the bit: the same update released
 twice is one release. Noise that must not repeat makes it another update, so the round gets a new message name, both
@@ -13,32 +14,50 @@ that is missing, or another under its path, ends the run and is never replaced.
 
 from __future__ import annotations
 
-import math
 import secrets
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 
 from fedspa import durable
 from fedspa.agent.ledger.ledger import Ledger
 from fedspa.agent.ledger.storage import anchor_path
-from fedspa.agent.participate import agent_name, message_name
+from fedspa.agent.participate import message_name
 from fedspa.agent.policy import Policy
-from fedspa.errors import BudgetError, FedspaError, LedgerError, worded
-from fedspa.mechanisms import Plan
-from fedspa.privacy.cap import AGAINST_ALL, Cap, FirstPlan, floor_total, passed, total
-from fedspa.privacy.event import Event, noise_modes, seeded_words
+from fedspa.data.datasets import NAMES
+from fedspa.errors import BudgetError, FedspaError, LedgerError, os_errors_as
+from fedspa.privacy.budget import FirstPlan, PrivacyBudget, exceeded_limit
+from fedspa.privacy.event import Event, noise_modes, seeded_warning
 from fedspa.runs.checkpoint import Checkpoint
-from fedspa.runs.guarantee import Guarantee, shown
+from fedspa.runs.config import Config, load
+from fedspa.runs.guarantee import Guarantee, LedgerTotal, no_total, shown, total_in
+from fedspa.runs.rundir import runs_folder
 from fedspa.runs.setup import Job
 
 
+def with_ledger(config: Config, resume: Path | None) -> Config:
+    """Return the config with the ledger that its run shares with the others beside its folder. Which records these had
+    is not compared: an agent's name stands for its records, and numbered agents may hold any (`Ledger.runs_with`).
+
+    Seeded noise and public data spend nobody's budget: such a run has a ledger of its own. One that resumes keeps
+    what it began with.
+    """
+    if config.run.ledger is not None or not config.private:
+        return config
+    if resume is not None:
+        path = load(resume / "config.toml", own_code=False).run.ledger
+    elif config.privacy.noise == "seeded" or config.data.name in NAMES:
+        return config
+    else:
+        path = str(runs_folder(config).absolute() / "ledger.sqlite")
+    return config.model_copy(update={"run": config.run.model_copy(update={"ledger": path})})
+
+
 def check_budget(job: Job, run: str | None = None) -> None:
-    """Raise where the plan breaks the policy, where the ledger cannot be relied on, or where some agent has no room in
-    it for the rest of the run.
+    """Raise where the plan breaks the policy, where the ledger cannot be relied on, or where it leaves some agent
+    too little for the rest of the run.
 
     `run` is the name of a run that is resumed: what it spent before counts as part of its plan.
     """
@@ -48,35 +67,37 @@ def check_budget(job: Job, run: str | None = None) -> None:
     policy = None if settings.policy is None else Policy.load(settings.policy)
     if policy is not None:
         policy.check(job.plan)
-    if settings.ledger is not None and not (folder := Path(settings.ledger).parent).is_dir():
+    folder = None if settings.ledger is None else Path(settings.ledger).parent
+    if folder is not None and not folder.is_dir() and folder != runs_folder(job.config).absolute():
         raise LedgerError(f"run.ledger is {settings.ledger}: the folder {folder} does not exist; create it first")
     event = job.plan.event.with_noise(job.config.privacy.noise)
     if settings.ledger is None or not Path(settings.ledger).exists():
         if policy is not None:
             plan = FirstPlan(event, job.plan.participations)
-            _refuse({event: plan.participations}, policy.cap, plan)
+            _check_cap({event: plan.participations}, policy.cap, plan)
         return
     with Ledger.open(settings.ledger, create=False) as ledger:
-        agents = map(agent_name, range(job.config.federation.agents))
-        ledger.require_unit(dict.fromkeys(agents, job.plan.event))
+        ledger.require_unit(dict.fromkeys(job.agents, job.plan.event))
         if policy is None:
             return
-        for number in range(job.config.federation.agents):
-            left = job.plan.participations - (ledger.participations(agent_name(number), run) if run else 0)
-            if left > 0:
-                ledger.require(agent_name(number), event, policy.cap, participations=left)
-        if earlier := ledger.largest(but=run):
+        done = Counter() if run is None else ledger.participations_by_agent(run)
+        left = {agent: job.plan.participations - done[agent] for agent in job.agents}
+        ledger.require_all({agent: count for agent, count in left.items() if count > 0}, event, policy.cap)
+        runs = ledger.runs_with(job.agents)
+        if earlier := ledger.largest(each for each in runs if each != run):
             events = Counter(earlier) + Counter({event: job.plan.participations})
             whose = " for a record that each of them deals to its busiest agent"
-            _refuse(events, policy.cap, ledger.first_plan(), "with the earlier runs in the ledger ", whose)
+            _check_cap(events, policy.cap, ledger.first_plan_of(runs), "with the earlier runs in the ledger ", whose)
 
 
-def _refuse(events: Mapping[Event, int], cap: Cap, first: FirstPlan | None, beside: str = "", whose: str = "") -> None:
-    """Raise where the cap has no room for the whole run; `beside` and `whose` say what else is among the events."""
-    limit = passed(events, cap, first)
+def _check_cap(
+    events: Mapping[Event, int], cap: PrivacyBudget, first: FirstPlan | None, beside: str = "", whose: str = ""
+) -> None:
+    """Raise where the whole run would exceed the cap; `beside` and `whose` say what else is among the events."""
+    limit = exceeded_limit(events, cap, first)
     if limit is not None:
         cost, by = limit.total(events, first)
-        by = "; ".join(filter(None, (by, limit.words, seeded_words(noise_modes(events)))))
+        by = "; ".join(filter(None, (by, limit.words, seeded_warning(noise_modes(events)))))
         raise BudgetError(
             f"{beside}the run costs ε = {shown(cost)} ({by}){whose}, above the policy's {limit.epsilon:.4g} "
             f"(δ = {cap.delta:g}, {cap.neighbours}); take more noise or fewer rounds"
@@ -88,59 +109,9 @@ def check_same_event(then: Event, now: Event) -> None:
     by one event, and the rounds that are done had the noise of the other."""
     if then != now:
         raise LedgerError(
-            f"this run began with {then.to_json()} and would go on with {now.to_json()}: another fedspa calibrates "
+            f"this run began with {then.to_json()} and would continue with {now.to_json()}: another fedspa calibrates "
             "privacy.epsilon to other noise; finish it with the version that began it, or start a new run"
         )
-
-
-@dataclass(frozen=True, slots=True)
-class LedgerTotal:
-    """ε of all runs in a ledger and what priced it; None where none can be stated, and then `note` says why: a trained
-    run never fails. `floor` is the same against all others together, where some of it was aggregated and there is
-    one."""
-
-    epsilon: float | None
-    note: str | None = None
-    accountant: str | None = None
-    floor: float | None = None
-
-
-def no_total(error: FedspaError) -> LedgerTotal:
-    """Where the ledger cannot be priced now: another process wrote what this version cannot read, or damaged it."""
-    return LedgerTotal(None, f"no ε over all runs in the ledger: {error}")
-
-
-def largest_total(plan: Plan, ledger: Ledger) -> LedgerTotal:
-    """What everything that the ledger holds can have cost a record, under the plan's relation. Another seed, another
-    partition or another number of agents deals a record to another agent, so that of each run the one counts that took
-    part most."""
-    held, first = ledger.largest(), ledger.first_plan()  # all agents of that run were told the same
-    # Events of fixed-size batches have no ε under add-remove; those of both kinds have one under replace-one.
-    mixed = plan.neighbours == "add-remove" and any(event.sampling == "fixed" for event in held)
-    relation = "replace-one" if mixed else plan.neighbours
-    own = total(held, plan.delta, relation, first)
-    largest, by = own
-    if math.isinf(largest):
-        return LedgerTotal(
-            None,
-            "no guarantee over all runs in the ledger: it holds participations whose noise, seeded in a "
-            "simulation, is too small for any ε",
-        )
-    floor = floor_total(held, plan.delta, relation, first, own).epsilon
-    aggregated = any(event.members for event in held)
-    beside = f", and {shown(floor)} {AGAINST_ALL}" if aggregated else ""
-    words = seeded_words(noise_modes(held))
-    by += "" if words is None else f"; {words}"
-    if mixed:
-        return LedgerTotal(
-            None,
-            "no ε over all runs in the ledger under add-remove, since some of them drew batches of a fixed size; under "
-            f"replace-one it is {shown(largest)} at δ = {plan.delta:g}, against the server{beside} ({by})",
-        )
-    if math.isinf(floor):
-        note = f"no ε over all runs in the ledger {AGAINST_ALL}: one agent's noise of some of them bounds nothing"
-        return LedgerTotal(largest, note, by)
-    return LedgerTotal(largest, accountant=by, floor=floor if aggregated else None)
 
 
 def draw_run_name(folder: Path) -> str:
@@ -168,7 +139,7 @@ def open_ledger(path: Path, begun: Checkpoint | None, *, simulated: bool = False
 class RunLedger(ExitStack[None]):
     """Ledger and guarantee of one run. Does nothing where the algorithm is not private.
 
-    `run` is the run's name in the ledger. A run that goes on from the checkpoint `begun` keeps the one it was started
+    `run` is the run's name in the ledger. A run that resumes from the checkpoint `begun` keeps the one it was started
     under and calls `catch_up`. `kept` is what the run's checkpoints must say of the ledger. `skipped` counts the
     participations that did not take place because interrupted rounds had used up the agents' cap.
     """
@@ -178,10 +149,11 @@ class RunLedger(ExitStack[None]):
         self._job = job
         self.run = begun.run if begun is not None else draw_run_name(folder)
         self.skipped: int = 0 if begun is None else begun.extra.get("skipped", 0)
+        self.resumed = begun is not None
         self._resumed_with_new_noise = False
         self.guarantee: Guarantee | None = None
         self.ledger: Ledger | None = None
-        self.cap: Cap | None = None
+        self.cap: PrivacyBudget | None = None
         if job.plan is None:
             return
         self._event = job.plan.event.with_noise(job.config.privacy.noise)
@@ -199,8 +171,8 @@ class RunLedger(ExitStack[None]):
         """Count what was done before the checkpoint (`cohorts`, with so many uploads), and in vain after it."""
         if self.guarantee is None or self.ledger is None:
             return
-        agents = range(self._job.config.federation.agents)
-        spent = {number: self.ledger.participations(agent_name(number), self.run) for number in agents}
+        entries = self.ledger.participations_by_agent(self.run)
+        spent = {number: entries[name] for number, name in enumerate(self._job.agents)}
         if sum(spent.values()) < uploads:
             raise LedgerError(
                 f"{self.ledger.path} holds {sum(spent.values())} entries of this run, whose checkpoint counts "
@@ -210,15 +182,15 @@ class RunLedger(ExitStack[None]):
             check_same_event(event, self._event)
         if self._job.config.privacy.noise == "seeded":
             for cohort in cohorts:
-                self.guarantee.took_part(cohort)
+                self.guarantee.count_participation(cohort)
             return
         self._resumed_with_new_noise = True
         for number, times in spent.items():
             if times:
-                self.guarantee.took_part([number], times)
+                self.guarantee.count_participation([number], times)
 
     def turns(self, t: int, cohort: Sequence[int]) -> tuple[int, list[int]]:
-        """Which attempt at the round this is, and who takes part: after a resume, those with a turn left."""
+        """Return which attempt at the round this is, and who takes part: after a resume, those with a turn left."""
         if self.guarantee is None or self.ledger is None or not self._resumed_with_new_noise:
             return 1, list(cohort)
         present = [number for number in cohort if self.guarantee.participations(number) < self._job.cap]
@@ -226,13 +198,13 @@ class RunLedger(ExitStack[None]):
         # The first under whose name none of them has an entry.
         for attempt in count(1):
             message = message_name(t, attempt)
-            if not any(self.ledger.find(agent_name(number), self.run, message) for number in present):
+            if not any(self.ledger.find(self._job.agents[number], self.run, message) for number in present):
                 break
         return attempt, present
 
-    def took_part(self, agents: Sequence[int]) -> None:
+    def count_participation(self, agents: Sequence[int]) -> None:
         if self.guarantee is not None:
-            self.guarantee.took_part(agents)
+            self.guarantee.count_participation(agents)
 
     def settle(self) -> None:
         """Before a checkpoint that counts on its entries. A ledger of the run's own waits for no disk otherwise."""
@@ -240,7 +212,7 @@ class RunLedger(ExitStack[None]):
             return
         path = self.ledger.path
         log = path.with_name(f"{path.name}-wal")
-        with worded(LedgerError, lambda why: f"{log} cannot be written: {why}; mend that, then resume"):
+        with os_errors_as(LedgerError, f"{log} cannot be written", "fix that, then resume"):
             durable.force(log if log.exists() else path)
             durable.force(anchor_path(path))
             durable.force_folder(log.parent)
@@ -251,6 +223,6 @@ class RunLedger(ExitStack[None]):
         if self._job.plan is None or self.ledger is None or self._job.config.run.ledger is None:
             return None
         try:
-            return largest_total(self._job.plan, self.ledger)
+            return total_in(self.ledger, self._job.plan, self._job.agents)
         except FedspaError as error:
             return no_total(error)

@@ -13,7 +13,7 @@ import logging
 import os
 import re
 import shlex
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
@@ -23,8 +23,9 @@ from pydantic import TypeAdapter, ValidationError
 
 from fedspa import durable
 from fedspa.agent.ledger.ledger import has_entries
+from fedspa.data.columns import TABLES
 from fedspa.data.plugin import GIVEN
-from fedspa.errors import ConfigError, FedspaError, one_line, place_of, printable, worded
+from fedspa.errors import ConfigError, FedspaError, one_line, os_errors_as, place_of, printable, quoted
 from fedspa.runs.config import Config, load, to_toml
 from fedspa.runs.metrics import RoundMetrics
 
@@ -33,11 +34,24 @@ if TYPE_CHECKING:
     from fedspa.runs.checkpoint import Checkpoint
 
 log = logging.getLogger(__name__)
-_GAINS = "expected_gains.json"  # of the candidates of `fedspa tune`, by its proxy runs
+
+
+def ledger_of(folder: Path, config: Config) -> Path:
+    """Return the ledger of the run in `folder`: its own, or `run.ledger`, beside the folder if both were moved."""
+    if config.run.ledger is None:
+        return folder / "ledger.sqlite"
+    path = Path(config.run.ledger)
+    beside = folder.parent / path.name
+    return beside if not path.exists() and beside.exists() else path
+
+
+def runs_folder(config: Config) -> Path:
+    """Return the folder that the run's folder lies in."""
+    return Path("runs") if config.run.out is None else Path(config.run.out).parent
 
 
 class Follower(Protocol):
-    """Who is told of a run as it is written: each round, its end, and that the folder is let go."""
+    """Follows a run as it is written: each round, its end, and the release of the folder."""
 
     def add_round(self, metrics: Mapping[str, Any]) -> None: ...
 
@@ -52,9 +66,7 @@ Follow = Callable[[Config, Path], Follower]  # made before anything is written: 
 class RunFolder:
     """A fresh folder: `run.out`, or a dated one under runs/. `reopen` is for a run that was interrupted."""
 
-    def __init__(
-        self, config: Config, data_name: str, follow: Follow, expected_gains: Sequence[Sequence[float]] | None = None
-    ) -> None:
+    def __init__(self, config: Config, data_name: str, follow: Follow) -> None:
         self._name(Path(config.run.out) if config.run.out is not None else _dated(config, data_name), config, follow)
         with _starting(self.path):
             self.path.mkdir(parents=True, exist_ok=True)
@@ -64,17 +76,13 @@ class RunFolder:
             except ConfigError:
                 self.close()
                 raise
-            if expected_gains is not None:  # before the config: a folder with one can be resumed
-                durable.replace_text(self.path / _GAINS, json.dumps(expected_gains) + "\n")
             durable.replace_text(self.path / "config.toml", to_toml(config))
 
     @classmethod
     def reopen(cls, path: Path, config: Config, follow: Follow) -> Self:
-        """The folder of an interrupted run, locked."""
+        """Return the folder of an interrupted run, locked."""
         self = cls.__new__(cls)
         self._name(path, config, follow)
-        if not (path / "config.toml").is_file():
-            raise ConfigError(f"{path} holds no run (there is no config.toml in it); give the folder of one")
         check_is_run(path)
         with _starting(path):
             self._take_lock()
@@ -95,7 +103,7 @@ class RunFolder:
         return self.path / "checkpoint"
 
     def started(self) -> bool:
-        """Whether anything can have been spent: the first checkpoint is saved before the first entry."""
+        """Return whether anything can have been spent: the first checkpoint is saved before the first entry."""
         return (self.path / "metrics.jsonl").exists() or has_entries(self.ledger)
 
     def rewind(self, state: Checkpoint) -> list[RoundMetrics]:
@@ -124,14 +132,6 @@ class RunFolder:
             self._journal.settle()
             save(self.checkpoints, state)
 
-    def summary(self) -> dict[str, Any] | None:
-        """Of a run that is done; None where there is none, or none that can be read."""
-        try:
-            found = json.loads((self.path / "summary.json").read_bytes())
-        except (OSError, ValueError):
-            return None
-        return found if isinstance(found, dict) else None
-
     def save_model(self, model: FlatModel) -> None:
         """The trained module as it is now. What its state_dict cannot say is left out: its parameters are not."""
         from safetensors.torch import save_file, save_model
@@ -150,9 +150,7 @@ class RunFolder:
     def finish(self, summary: Mapping[str, Any]) -> None:
         """The summary, after the model: where there is one, the run is done."""
         with self._writing():
-            durable.replace_text(
-                self.path / "summary.json", json.dumps(summary, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
-            )
+            write_summary(self.path, summary)
         self._follower.finish(summary)
         self.close()
 
@@ -189,16 +187,73 @@ class RunFolder:
 
     def _writing(self) -> AbstractContextManager[None]:
         kept = f"nothing is lost up to the last checkpoint: fix that, then `{self._resume_command}`"
-        return worded(FedspaError, lambda why: f"{self.path} cannot be written: {why}; {kept}")
+        return os_errors_as(FedspaError, f"{self.path} cannot be written", kept)
 
 
-def read_expected_gains(folder: Path) -> list[list[float]] | None:
-    """Return what a run of `fedspa tune` was started with; None for another run."""
-    path = folder / _GAINS
+def write_summary(folder: Path, summary: Mapping[str, Any]) -> None:
+    text = json.dumps(summary, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+    durable.replace_text(folder / "summary.json", text)
+
+
+def read_summary(folder: Path) -> dict[str, Any] | None:
+    """Return the summary of a finished run; None if there is none. Raise if it is damaged."""
+    path = folder / "summary.json"
     try:
-        return [[float(gain) for gain in gains] for gains in json.loads(path.read_bytes())] if path.exists() else None
-    except (OSError, ValueError, TypeError) as error:
-        raise ConfigError(f"{path} cannot be read: {one_line(error)}; restore it from a backup") from None
+        found = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError):
+        found = None
+    if not isinstance(found, dict) or "epsilon" not in found:
+        raise ConfigError(f"{path} is damaged; restore it from a copy, or delete it and resume the run")
+    return found
+
+
+def read_identity(folder: Path) -> tuple[str | None, int | None]:
+    """Return the run's name in ledgers and d, from its newest checkpoint that can be opened."""
+    from safetensors import SafetensorError, safe_open
+
+    for path in sorted((folder / "checkpoint").glob("round-*.safetensors"), reverse=True):
+        try:
+            with safe_open(path, framework="numpy") as file:
+                header = json.loads(file.metadata()["fedspa"])
+                return str(header["run"]), int(file.get_slice("theta").get_shape()[0])
+        except (OSError, SafetensorError, IndexError, ValueError, TypeError, KeyError):
+            continue
+    return None, None
+
+
+def read_metrics(path: Path) -> tuple[RoundMetrics, ...]:
+    """Return the complete lines of a run's metrics, in order. A last line without its end is being written, or was when
+    the run died."""
+    try:
+        complete = path.read_bytes().split(b"\n")[:-1]
+    except FileNotFoundError:
+        return ()
+    check = TypeAdapter(RoundMetrics)
+    try:
+        return tuple(check.validate_json(line) for line in complete)
+    except ValidationError:
+        raise ConfigError(f"{path} is damaged; restore it from a copy") from None
+
+
+ASKED = "asked.jsonl"  # of a deployment's server: which agents it asked in which attempt at a round
+
+
+def read_asked(path: Path) -> Iterator[tuple[int, int, list[int]]]:
+    """Yield round, attempt and agents of each request of a server. A last line without its end was never sent."""
+    complete = path.read_bytes().split(b"\n")[:-1] if path.exists() else []
+    for number, line in enumerate(complete, 1):
+        try:
+            entry = json.loads(line)
+            numbers = [entry["round"], entry.get("attempt", 1), *entry["agents"]]
+            if any(type(each) is not int or each < 0 for each in numbers):
+                raise ValueError
+        except (ValueError, KeyError, TypeError, AttributeError):
+            raise FedspaError(
+                f"{path}, line {number}: not a line that this server wrote; put the file back from a backup"
+            ) from None
+        yield numbers[0], numbers[1], numbers[2:]
 
 
 def resume_command(config: Config, folder: Path) -> str:
@@ -210,7 +265,7 @@ def resume_command(config: Config, folder: Path) -> str:
 
 
 def _elsewhere(config: Config, folder: Path) -> str:
-    """Where the data's files lie now, if that is not where the run began with them."""
+    """Return where the data's files lie now, if that is not where the run began with them."""
     try:
         began = load(folder / "config.toml", own_code=False).data.dir
     except ConfigError:  # it begins now
@@ -224,8 +279,8 @@ def check_given(config: Config, folder: Path, **now: object) -> None:
     given = _given(config)
     if any(now[argument] is None for argument in given):
         raise ConfigError(
-            f"the run in {folder} was given its {' and '.join(given)} in Python, which no file can name; go on there: "
-            f"{resume_command(config, folder)}"
+            f"the run in {folder} was given its {' and '.join(given)} in Python, which no file can name; resume it "
+            f"there: {resume_command(config, folder)}"
         )
 
 
@@ -253,12 +308,13 @@ def _check_empty(path: Path) -> None:
 
 
 def _starting(path: Path) -> AbstractContextManager[None]:
-    return worded(ConfigError, lambda why: f"run.out is {path}: {why}; name a folder to write to")
+    return os_errors_as(ConfigError, f"run.out is {path}", "name a folder to write to")
 
 
 def _dated(config: Config, data_name: str) -> Path:
     """runs/<algorithm>-<data>-<UTC time>, with a number behind it where two start within one second."""
-    data = re.sub(r"[^\w.-]", "_", Path(data_name.replace(":", ".")).stem)[:40]  # whatever a caller named it
+    first = Path(data_name.partition(TABLES)[0].replace(":", "."))  # of several tables
+    data = re.sub(r"[^\w.-]", "_", first.stem)[:40].strip("_") or first.parent.name or "data"  # whatever it is called
     stem = f"{config.algorithm.name}-{data}-{datetime.now(UTC):%Y%m%d-%H%M%S}"
     path, number = Path("runs", stem), 1
     while path.exists():
@@ -310,8 +366,17 @@ class Stopping(FedspaError):
     """What a run raises that was asked to stop and did: its end, and no failure."""
 
 
+class Stopped(Stopping):
+    """A run that was asked to stop did, after a whole round, and can be resumed."""
+
+    def __init__(self, folder: Path, done: int, config: Config) -> None:
+        super().__init__(
+            f"stopped after round {done} of {config.federation.rounds}; to resume: {resume_command(config, folder)}"
+        )
+
+
 def _write_ending(folder: Path, error: BaseException) -> None:
-    """Beside the run, whatever becomes of the exception. A disk that takes no more is no reason to hide the error."""
+    """Write how the run ended, whatever becomes of the exception. A full disk must not hide the error."""
     how: Ending = "failed" if isinstance(error, Exception) and not isinstance(error, Stopping) else "stopped"
     with suppress(OSError):
         durable.replace_text(folder / ENDED, json.dumps({"ended": how, "why": _why(error)}) + "\n")
@@ -328,7 +393,7 @@ def _why(error: BaseException) -> str:
 
 
 def read_ending(folder: Path) -> tuple[Ending, str] | None:
-    """How the run in `folder` ended, and why; None where it left no word."""
+    """Return how the run in `folder` ended, and why; None where it left no word."""
     try:
         found = json.loads((folder / ENDED).read_bytes())
         how, why = found["ended"], str(found["why"])
@@ -341,12 +406,14 @@ _OF_A_RUN = ("checkpoint", "ledger.sqlite", "metrics.jsonl", "summary.json")
 
 
 def check_is_run(folder: Path) -> None:
-    """Raise where `folder` holds a project, which would else be taken for a run that was killed before its first round,
-    and be trained in. A run writes no code, at whatever instant it is killed. Nor does it make pipes, sockets or
-    devices, and to open a pipe would wait for ever."""
-    for path in (*folder.iterdir(), *folder.glob("checkpoint/*")):
-        if path.exists() and not path.is_file() and not path.is_dir():
-            raise ConfigError(f"{path} is not a plain file; put the run's own file back from a backup")
+    """Raise where `folder` holds no run, or a project, which would else be taken for a run that was killed before its
+    first round, and be trained in. A run writes no code, at whatever instant it is killed."""
+    start = folder / "config.toml"
+    try:
+        there = start.is_file()
+    except (OSError, ValueError):  # a name that no folder can have
+        there = False
+    if not there:
+        raise ConfigError(f"{quoted(str(folder))} holds no run: there is no config.toml; give the folder of one")
     if any(folder.glob("*.py")) and not any((folder / name).exists() for name in _OF_A_RUN):
-        start = folder / "config.toml"
         raise ConfigError(f"{folder} holds a config and no run yet; `fedspa run {start}` starts one, under runs/")

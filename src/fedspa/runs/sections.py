@@ -8,20 +8,28 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PlainValidator, field_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PlainValidator,
+    field_validator,
+    model_validator,
+)
 
 from fedspa.data import columns as tables
-from fedspa.data.columns import Schema, Table
-from fedspa.data.participation import Rule
-from fedspa.data.partition import split_scheme
+from fedspa.data.columns import Schema, TableSection
+from fedspa.data.partition import Rule, split_scheme
 from fedspa.engine import EngineName
 from fedspa.errors import ConfigError
 from fedspa.mechanisms.base import LARGEST_CLIP, SMALLEST_CLIP, Adversary, Clipping, ClipRule
-from fedspa.mechanisms.gaussian.calibrate import LEAST_NOISE, MOST_NOISE
+from fedspa.mechanisms.gaussian.plan import LEAST_NOISE, MOST_NOISE
 from fedspa.privacy.event import Neighbours, NoiseMode, Sampling
-from fedspa.randomness.sparsify import MaskMode
+from fedspa.randomness.mask import MaskMode
 from fedspa.registry import BUILT_IN
 
 _LONGEST_NAME = 255  # of a file, in bytes, on every usual file system
@@ -63,12 +71,18 @@ def _a_partition(text: str) -> str:
 class Federation(Section):
     """Who takes part, and how often."""
 
-    agents: Many = Field(10, description="How many agents hold records (n).")
-    rounds: Times = Field(30, description="How many rounds (T).")
-    per_round: Many = Field(5, description="How many agents train in a round; at most `agents`.")
+    agents: Many = Field(
+        10, description="How many agents hold records (n). Unset, as many as the data comes with, if it does."
+    )
+    rounds: Times = Field(
+        40, description="How many rounds (T). Unset, 40, or more where it takes more for each agent to take part in 5."
+    )
+    per_round: Many = Field(
+        10, description="How many agents train in a round; at most `agents`. Unset, a tenth of them, at least 10."
+    )
     participation: Rule = Field(
         "balanced",
-        description="`balanced` deals agents out in shuffled turns, so that nobody takes part oftener than "
+        description="`balanced` selects agents in shuffled turns, so that no agent participates more than "
         "⌈rounds·per_round/agents⌉ times; `uniform` draws them afresh each round (the paper) and skips those at the "
         "cap.",
     )
@@ -78,30 +92,68 @@ class Federation(Section):
         "`participation` allows: ⌈rounds·per_round/agents⌉, or all rounds under `uniform`.",
     )
 
+    @model_validator(mode="after")
+    def _of_the_agents(self) -> Self:
+        """Fill in what follows from the agents, and leave it out of the keys that somebody set."""
+        if "per_round" not in self.model_fields_set:
+            self.__dict__["per_round"] = usual_cohort(self.agents)
+        if "rounds" not in self.model_fields_set:
+            self.__dict__["rounds"] = usual_rounds(self.agents, self.per_round)
+        return self
+
+
+def usual_cohort(agents: int) -> int:
+    """Return how many agents train in a round where nobody says it."""
+    return min(agents, max(10, agents // 10))
+
+
+def usual_rounds(agents: int, per_round: int) -> int:
+    """Return the rounds where nobody says them: 40, or so many that each agent takes part in 5."""
+    return max(40, -(-5 * agents // max(1, per_round)))
+
+
+def _one_text(given: Any) -> Any:
+    """Join a list of tables to the one text that `data.name` is."""
+    return tables.TABLES.join(given) if isinstance(given, list) and all(isinstance(n, str) for n in given) else given
+
+
+def _paths(text: str) -> str:
+    return tables.TABLES.join(map(_a_path, text.split(tables.TABLES)))
+
 
 class Data(Section):
-    """Which records, as which features, and how they are dealt out to agents."""
+    """Which records, as which features, and how they are assigned to agents."""
 
-    name: Name = Field(
+    name: Annotated[
+        str, Field(min_length=1, max_length=1_000_000), BeforeValidator(_one_text), AfterValidator(_paths)
+    ] = Field(
         "digits",
-        description="`digits` (in scikit-learn), `mnist`, `cifar10`, a path to a table (`.csv`, `.parquet`) that "
-        "`table` describes, to an `.npz` with x_train, y_train, x_test and y_test, or `package.module:function`.",
+        description="`digits` (in scikit-learn), `mnist`, `fashion-mnist`, `cifar10`, a path to a table (`.csv`, "
+        "`.parquet`) that `table` describes, a pattern or a list of tables, one per agent (`sites/*.csv`), a path to "
+        "an `.npz` with x_train, y_train, x_test and y_test, or `package.module:function`.",
     )
-    dir: Name = Field("data", description="The folder of the files of `mnist`, `cifar10`, a table or an `.npz`.")
-    table: Table | None = Field(
+    dir: Name = Field(
+        "data", description="The folder of the files of `mnist`, `fashion-mnist`, `cifar10`, a table or an `.npz`."
+    )
+    table: TableSection | None = Field(
         None, description="The schema of a table ([data](data.md)); only for a `name` that is a table."
     )
-    features: Literal["aligned", "orientations", "aligned-orientations", "patches"] | None = Field(
+    features: Literal["aligned", "orientations", "aligned-orientations", "patches", "patches-128"] | None = Field(
         None,
         description="Each image as features that no data was needed for: `aligned` (moved, sized and sheared to a "
         "standard by its own moments; one channel), `orientations` (histograms of gradient directions), or both, "
-        "`aligned-orientations`, for handwriting; `patches` (which small patterns lie where) for colour photographs "
-        "of 32 by 32.",
+        "`aligned-orientations`, for handwriting; `patches` (which of 64 small patterns lie where) for colour "
+        "photographs of 32 by 32 and grey ones of 28 by 28, `patches-128` with 128 patterns.",
     )
     holdout: Share = Field(
         0.0,
         description="The share of the training records that no agent gets, and that accuracy is measured on in place "
         "of the test records: for choosing settings, or where a table marks none for testing.",
+    )
+    agent_holdout: Share = Field(
+        0.0,
+        description="The share of its records (or persons) that each agent keeps out of training, for `fedspa "
+        "evaluate`; which ones follows from their content and `run.seed`.",
     )
     partition: Annotated[str, AfterValidator(_a_partition)] = Field(
         "iid",
@@ -110,9 +162,9 @@ class Data(Section):
     )
     person: Name | None = Field(
         None,
-        description="What says whose a training record is: the column of a table, or the array of an `.npz`, one id "
-        "per record. Each person is then protected, and not each record: gradient, clip, noise, sampling, m, δ and ε "
-        "are per person. Data from Python brings its persons along.",
+        description="Column of a table, or array of an `.npz`, with the person ID of each training record. Each person "
+        "is then protected, and not each record: gradient, clip, noise, sampling, m, δ and ε are per person. Data from "
+        "Python brings its persons along.",
     )
     person_records: Annotated[int, Field(ge=1, le=100_000)] = Field(
         8,
@@ -122,7 +174,7 @@ class Data(Section):
 
     @property
     def schema_of_table(self) -> Schema | None:
-        """The schema of the table and the column with the person ID; None where the data is no table."""
+        """Return the schema of the table and the column with the person ID; None where the data is no table."""
         return None if self.table is None else tables.checked({**dict(self.table), "person": self.person})
 
 
@@ -144,9 +196,27 @@ class Task(Section):
         "`module` (the loss that the module itself returns), or `package.module:function`, a function loss(module, "
         "example).",
     )
-    options: dict[Annotated[str, Field(max_length=100)], Any] = Field(
-        {}, description="Settings of the task's own, each with a default ([tasks](tasks.md))."
+    metric: Name | None = Field(
+        None,
+        description="The score that the run is judged by: in charts, the best round, the baseline, comparisons and "
+        "trials ([names](models.md#the-score)), or `package.module:function`. Unset, the task's first score; with "
+        "imbalanced classes not accuracy.",
     )
+    options: dict[Annotated[str, Field(max_length=100)], Any] = Field(
+        {}, description="Settings of the task's own, each with a default ([tasks](models.md#tasks))."
+    )
+
+
+class LocalOptions(Section):
+    """The constants of an agent's optimiser."""
+
+    beta1: Annotated[float, Field(ge=1e-9, le=0.999999)] = Field(
+        0.9, description="Decay of the first moment, for `adam` and `momentum`."
+    )
+    beta2: Annotated[float, Field(ge=0.5, le=0.999999)] = Field(
+        0.999, description="Decay of the second moment, for `adam`."
+    )
+    kappa: StepSize = Field(1e-8, description="Added to the root of the second moment, for `adam`.")
 
 
 class ServerOptions(Section):
@@ -155,9 +225,6 @@ class ServerOptions(Section):
     beta1: Share = Field(0.9, description="Decay of the first moment, for `adam` and `momentum`.")
     beta2: Share = Field(0.99, description="Decay of the second moment, for `adam`.")
     kappa: StepSize = Field(1e-3, description="Added to the root of the second moment, for `adam`.")
-    lr_decay: Literal["none", "sqrt"] = Field(
-        "none", description="`sqrt` divides the step sizes of agents and server by √round (the paper)."
-    )
 
 
 def _shares(value: Any) -> float | list[float]:
@@ -173,6 +240,10 @@ def _shares(value: Any) -> float | list[float]:
 
 def _is_share(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= 1
+
+
+# The default of a key beside it is that of algorithms without Gaussian noise.
+_CHOSEN = "Under Gaussian noise and unset ([defaults](tuning.md#defaults))"
 
 
 class Algorithm(Section):
@@ -197,20 +268,44 @@ class Algorithm(Section):
         description="Who shares a mask: nobody (`per-agent`, the paper), a round's agents (`shared`), or everyone for "
         "the whole run (`fixed`).",
     )
-    local_steps: Times = Field(20, description="τ, noisy gradient steps that an agent takes in a round.")
+    local_steps: Times = Field(
+        20,
+        description=f"τ, noisy gradient steps that an agent takes in a round. {_CHOSEN}, 5, or 1 under secure "
+        "aggregation.",
+    )
     batch: Many = Field(
-        10, description="B, the expected batch of a step. The sampling rate is B over the fewest records of an agent."
+        10,
+        description="B, the expected batch of a step. The sampling rate is B over the fewest records of an agent. "
+        f"{_CHOSEN}, all of them.",
     )
-    local_lr: StepSize = Field(0.1, description="The step size of an agent.")
+    local_lr: StepSize = Field(0.1, description=f"The step size of an agent. {_CHOSEN}, see `server_lr`.")
+    local_optimizer: Literal["sgd", "momentum", "adam"] = Field(
+        "sgd",
+        description="The agent's optimiser, as in torch.optim: plain steps, momentum, or Adam, on noisy gradients. It "
+        "costs no ε, and its state is fresh in each participation.",
+    )
+    local_options: LocalOptions = Field(LocalOptions(), description="Of the agent's optimiser.")
+    schedule: Literal["constant", "sqrt", "linear", "cosine"] = Field(
+        "constant",
+        description="How the step sizes of agents and server fall over the rounds after `warmup`: not at all, by "
+        "1/√round (the paper), or to 0 in a line or half a cosine.",
+    )
+    warmup: Annotated[int, Field(ge=0, le=10**6)] = Field(
+        0, description="Rounds in which the step sizes rise in a line."
+    )
     server: Literal["adam", "average", "momentum"] | None = Field(
-        None, description="How the server moves the model by the mean update; unset, the algorithm's own way."
+        None, description="How the server moves the model by the mean update; default: depends on the algorithm."
     )
-    server_lr: StepSize = Field(1.0, description="The step size of the server.")
+    server_lr: StepSize = Field(
+        1.0,
+        description=f"The step size of the server. {_CHOSEN}, the model can move as far as its noise lets it, where "
+        "`server` is unset or `average`; `server`, `ema`, `local_lr` and `privacy.clip_value` follow with it.",
+    )
     server_options: ServerOptions = Field(ServerOptions(), description="Of the server's step.")
     ema: Share = Field(
         0.0,
         description="Weight of the past in an average of the models of all rounds; 0 is none. Evaluated and saved in "
-        "place of the last model.",
+        "place of the last model. Unset, see `server_lr`.",
     )
     coding: Literal["f32", "int"] | None = Field(
         None,
@@ -240,7 +335,8 @@ class Privacy(Section):
     )
     sampling: Sampling = Field(
         "poisson",
-        description="How a batch is drawn, afresh each step: each record by its own coin, or a fixed number.",
+        description="How a batch is drawn in each step: each record independently, with probability `batch` over "
+        "records (`poisson`), or `batch` records (`fixed`).",
     )
     clip: Clipping = Field(
         "l2",
@@ -248,7 +344,8 @@ class Privacy(Section):
         "coordinate to ± it.",
     )
     clip_value: Annotated[float, Field(ge=SMALLEST_CLIP, le=LARGEST_CLIP)] = Field(
-        1.0, description="C for `l2`, c for `coordinate`; the start, under `quantile`."
+        1.0,
+        description="C for `l2`, c for `coordinate`; the start, under `quantile`. Unset, see `algorithm.server_lr`.",
     )
     clip_rule: ClipRule = Field(
         "given",
@@ -263,7 +360,7 @@ class Privacy(Section):
         "local",
         description="Against whom ε holds: everyone outside the agent (`local`), or a server that sees no more than "
         "sums over a round's agents, with up to `colluders` of them (`secure-aggregation`, which is run). The agents "
-        "then share the noise, and a floor is stated beside ε: what an agent's own share is worth.",
+        "then share the noise, and a worst-case ε is stated beside ε: what an agent's own share is worth.",
     )
     colluders: Annotated[int, Field(ge=0, le=10**7)] = Field(
         0,
@@ -275,19 +372,24 @@ class Privacy(Section):
         description="For `secure-aggregation`: the fewest agents that are ever added up. ε counts the noise of so "
         "many, less `colluders`. Unset, `federation.per_round`.",
     )
+    recovery: bool = Field(
+        False,
+        description="For `secure-aggregation`: whether a round goes on without agents that fall silent, down to "
+        "`members` of them. More than half of `per_round` plus `colluders` must then be `members`.",
+    )
 
 
 class Run(Section):
     """Where and how it runs."""
 
     seed: Annotated[int, Field(ge=0, lt=2**64)] = Field(
-        0, description="Of everything that is drawn but secure noise and sampling."
+        0, description="Seed of all randomness except secure noise and sampling."
     )
     device: Annotated[str, Field(min_length=1, max_length=100)] = Field(
         "cpu", description="torch's name of a device: `cpu`, `cuda`."
     )
     engine: EngineName = Field("auto", description="What runs the local steps; `auto` takes the fastest that can.")
-    tf32: bool = Field(False, description="TF32 on GPUs, for the stacked and the traced engine.")
+    tf32: bool = Field(False, description="TF32 on GPUs, for the traced engine.")
     threads: Annotated[int, Field(ge=1, le=MOST_THREADS)] = Field(
         2,
         description="Threads of the native and the traced engine: one per agent. They change the time, and not one bit "
@@ -307,10 +409,15 @@ class Run(Section):
     )
     ledger: Name | None = Field(
         None,
-        description="A ledger to go on with, so that runs on the same records add up; a new one in the run's folder if "
-        "unset.",
+        description="The ledger that the run shares with others, so that runs on the same records add up. Unset, the "
+        "`ledger.sqlite` beside the run's folder, which all runs there share; seeded noise and public data (`digits`, "
+        "`mnist`, `fashion-mnist`, `cifar10`) spend nobody's budget, and such a run has a ledger of its own, in its "
+        "folder. A simulation on Flower shares one only where it is named.",
     )
     policy: Name | None = Field(None, description="A policy (TOML) that every agent enforces.")
+    chosen: Annotated[list[Name], Field(max_length=100)] = Field(
+        [], description="Keys that were left out and follow from public numbers; the run writes them."
+    )
     checkpoint_every: Times = Field(1, description="Rounds between two checkpoints; the last two are kept.")
     track: Literal["tensorboard", "mlflow"] | None = Field(
         None,
@@ -321,7 +428,7 @@ class Run(Section):
     @field_validator("code", "ledger", "policy")
     @classmethod
     def _absolute(cls, path: str | None) -> str | None:
-        """In the run's own files too: resumed from another folder, the same words would name another ledger."""
+        """Make paths absolute: resumed from another folder, a relative one would name another ledger."""
         return None if path is None else str(Path(path).absolute())
 
 
@@ -331,7 +438,7 @@ ScoredBy = Literal["server", "agents"]
 
 
 class Tuning(Section):
-    """Trials within the run: its first rounds try settings, and the best of them go on. `fedspa tune` fills it in."""
+    """Trials within the run: its first rounds try settings, and the best continue. `fedspa tune` fills it in."""
 
     candidates: Annotated[list[dict[str, Setting]], Field(min_length=1, max_length=MOST_CANDIDATES)] | None = Field(
         None,
@@ -348,4 +455,9 @@ class Tuning(Section):
         description="Who scores trials: the `server`, by `data.holdout`, or the `agents`, each by a noisy count over "
         "its own records, in rounds of their own that cost what a round of training does. Unset, the server where it "
         "holds records out.",
+    )
+    expected_gains: list[list[Bounded]] | None = Field(
+        None,
+        description="How much each candidate's score is expected to gain from each of its rounds to the end, so that a "
+        "slow start does not count against it. `fedspa tune` fills it in from its proxy runs.",
     )

@@ -8,12 +8,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from fedspa.data.columns import Schema
-from fedspa.engine.local import BatchedGradients
 from fedspa.errors import quoted
 from fedspa.learning.tasks import Baseline, Task
-from fedspa.runs.guarantee import Guarantee, finite, not_private_because, promised, warnings
+from fedspa.runs.guarantee import Guarantee, LedgerTotal, finite, not_private_because, promised, warnings
 from fedspa.runs.metrics import RoundMetrics, better, label, shown_score
-from fedspa.runs.run_ledger import LedgerTotal
 from fedspa.runs.setup import Job, Simulated
 from fedspa.server.coordinator import Coordinator
 from fedspa.server.evaluation import Closing
@@ -21,21 +19,21 @@ from fedspa.server.optimizers import ServerOptimizer
 
 TOGETHER = (
     "the engine of this run takes records together, so that the rounding of one may depend on another; a server that "
-    "chooses its model to enlarge that could pass the clip, and a deployment takes none together so (docs/engine.md)"
+    "chooses its model to enlarge that could pass the clip, and a deployment takes none together so (docs/engines.md)"
 )
 
 
 def _takes_together(job: Simulated) -> bool:
-    """Neighbours under Poisson sampling have a record more or less, and with it another number of places: a simulation
-    has no room (`fedspa.engine.local`)."""
-    by_place = isinstance(job.engine, BatchedGradients) and job.config.privacy.sampling == "poisson"
+    """Return whether rounding of one record may depend on another. Neighbours under Poisson sampling have a record more
+    or less, and with it another number of slots: a simulation names no `max_records` (`fedspa.engine.local`)."""
+    by_place = job.engine.takes_slots and job.config.privacy.sampling == "poisson"
     return by_place or not job.engine.separates_records
 
 
 def measured(
     job: Job, server: Coordinator, guarantee: Guarantee | None, agents: int, uplink_bytes: int
 ) -> RoundMetrics:
-    """Of the round that the server has just closed, with the updates of so many agents."""
+    """Return the metrics of the round that the server has just closed, with the updates of so many agents."""
     scores, loss = server.evaluate()
     plan = job.plan
     return RoundMetrics(
@@ -48,8 +46,8 @@ def measured(
         private=not_private_because(plan, job.config.privacy.noise) is None,
         clip_value=server.clip_value,
         scores=scores,
-        epsilon_floor=None if guarantee is None else finite(guarantee.epsilon_floor()),
-        trials=server.told_by_agents,
+        epsilon_worst_case=None if guarantee is None else finite(guarantee.epsilon_worst_case()),
+        trials=server.scores_by_agents,
     )
 
 
@@ -61,18 +59,19 @@ def summarise(
     closing: Closing,
     total: LedgerTotal | None = None,
 ) -> dict[str, Any]:
-    """What was reached and what it cost. Privacy keys are None where the algorithm promises nothing.
+    """Return what was reached and what it cost. Privacy keys are None where the algorithm promises nothing.
 
-    `epsilon` is the largest over agents in this run alone, by the accountant named beside it; `epsilon_total` adds the
-    earlier runs of a ledger that outlives it, against a server that saw every upload, by `accountant_total`. `epsilon`
-    is None, too, where seeded noise is too small for any ε. Where `members` says that at least so many uploads were
-    aggregated, both are against the server with up to `colluders` of them, `epsilon_floor` and `epsilon_total_floor`
-    against all others together, and null there is infinite. `uplink_bytes` is what an agent sent in the whole run (mean
-    over all agents), `payload_bytes` one upload. `accuracy_by_class` is the last model's, None for a class without
-    held-out records. `baseline` is what `baseline_answer`, which looks at no input, scores on the held-out records that
-    it was chosen by: the server's own, so that nothing of an agent is in it. `adversary` says against whom ε holds;
-    a plan adds keys of its own. `rounds_empty` had no update. `features` and `schema` are what it takes to use the
-    model: how an image becomes its input, and what a table's columns mean.
+    `epsilon` is the largest over agents in this run alone, by the accountant named beside it; `epsilon_total` adds
+    the earlier runs of a ledger that outlives it, against a server that saw every upload, by `accountant_total`.
+    `epsilon` is None, too, where seeded noise is too small for any ε. Where `members` says that at least so many
+    uploads were aggregated, both are against the server with up to `colluders` of them, `epsilon_worst_case` and
+    `epsilon_total_worst_case` against all others together, and null there is infinite. `uplink_bytes` is what an
+    agent sent in the whole run (mean over all agents), `payload_bytes` one upload. `accuracy_by_class` is the last
+    model's, None for a class without held-out records. `baseline` is what `baseline_answer`, which looks at no input,
+    scores on the held-out records that it was chosen by: the server's own, so that nothing of an agent is in it.
+    `adversary` says against whom ε holds; a plan adds keys of its own. `rounds_empty` had no update. `features` and
+    `schema` are what it takes to use the model: how an image becomes its input, and what a table's columns mean.
+    `agent_names` are those that the data brought, in the order of the agents' numbers.
     """
     config, server = job.config, job.server
     together = isinstance(job, Simulated) and _takes_together(job)
@@ -90,7 +89,7 @@ def summarise(
         "baseline_answer": None if baseline is None else baseline.answer,
         **promised(job.plan, guarantee, config.privacy.noise),
         "epsilon_total": None if total is None else total.epsilon,
-        "epsilon_total_floor": None if total is None else total.floor,
+        "epsilon_total_worst_case": None if total is None else total.worst_case,
         "accountant_total": None if total is None else total.accountant,
         "uplink_bytes": sent / config.federation.agents,
         "payload_bytes": sent / max(1, uploads),
@@ -102,11 +101,13 @@ def summarise(
         "rounds": len(history),
         "rounds_empty": empty,
         "agents": config.federation.agents,
+        "agent_names": list(job.agents) if isinstance(job, Simulated) and job.data.agents else None,
         **job.trained_by,
         "seconds": round(seconds, 3),
         "seed": config.run.seed,
         "warnings": [
             *warnings(config),
+            *([task.headline_note] if task.headline_note else []),
             *([] if total is None or total.note is None else [total.note]),
             *([f"{empty} of {len(history)} rounds had no update and left the model as it was"] if empty else []),
             *([TOGETHER] if job.plan is not None and together else []),
@@ -116,19 +117,34 @@ def summarise(
 
 
 def reached(task: Task, history: Sequence[RoundMetrics]) -> dict[str, Any]:
-    """The score that the task is judged by after these rounds, and accuracy under its own name."""
-    found = [metrics.score for metrics in history]
-    known = [value for value in found if not math.isnan(value)]
-    best, last = better(task.headline)(known) if known else None, None if math.isnan(found[-1]) else found[-1]
-    classes = task.headline == "accuracy"
+    """Return the score that the task is judged by after these rounds, and accuracy under its own name."""
+    best, last = _best_and_last(task.headline, [metrics.score for metrics in history])
+    right = _best_and_last("accuracy", [math.nan if each.accuracy is None else each.accuracy for each in history])
     return {
         "score": task.headline,
         "score_best": best,
         "score_last": last,
         "scores": history[-1].scores,
-        "accuracy_best": best if classes else None,
-        "accuracy_last": last if classes else None,
+        "accuracy_best": right[0],
+        "accuracy_last": right[1],
     }
+
+
+def _best_and_last(name: str, values: Sequence[float]) -> tuple[float | None, float | None]:
+    known = [value for value in values if not math.isnan(value)]
+    return better(name)(known) if known else None, None if math.isnan(values[-1]) else values[-1]
+
+
+def scored_otherwise(job: Job) -> list[str]:
+    """Say, of a run whose trials agents scored, where that was by something else than the run is judged by."""
+    task = job.server.model.task
+    if job.task.metric in (None, "accuracy"):
+        return []
+    how = "records whose class is found" if task.name == "classification" else "the mean of e^(-loss)"
+    return [
+        f"agents scored the trials by {how}, record by record, and not by {label(task.headline)}; to choose settings "
+        "by that, hold out records of the server's own (data.holdout)"
+    ]
 
 
 def _no_better(
@@ -140,7 +156,7 @@ def _no_better(
 ) -> list[str]:
     """Warnings that the last model has learned nothing that shows."""
     found = []
-    if (answer := closing.one_answer) is not None:
+    if (answer := closing.constant_prediction) is not None:
         names = None if schema is None else schema.class_names
         called = str(answer) if names is None else quoted(names[answer])
         found.append(f"the last model predicts class {called} for every held-out record")

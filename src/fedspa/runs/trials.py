@@ -1,4 +1,4 @@
-"""A run with trials in it: its first rounds try settings, the worse half is dropped, and the last one goes on.
+"""A run with trials in it: its first rounds try settings, the worse half is dropped, and the last one continues.
 
 Every round, of a trial or not, is a round of one run: the same event, the same plan, the next cohort of the same
 schedule, an entry in the same ledger before anything is trained. So search and final training together cost what an
@@ -6,7 +6,7 @@ ordinary run of as many rounds costs, by the same accountant. What may be tried 
 the server moves θ, and from which θ a round starts, may depend on all earlier releases (docs/tuning.md).
 
 Which trial a round belongs to follows from the scores of the rounds before it, so a resumed run needs no more than its
-metrics and its tensors to go on.
+metrics and its tensors to resume.
 """
 
 from __future__ import annotations
@@ -21,20 +21,19 @@ import torch
 from torch import nn
 
 from fedspa.algorithms import Terms
-from fedspa.algorithms.scores import deviation, score_terms, scored_by_agents, share
+from fedspa.algorithms.base import deviation, score_terms, share
 from fedspa.data.dataset import Dataset
 from fedspa.errors import ConfigError
-from fedspa.learning.tasks import Loss
+from fedspa.learning.tasks import Loss, Metric
+from fedspa.learning.tasks.totals import Totals
 from fedspa.learning.validate import try_scores
 from fedspa.runs.halving import Halving, Settings, Turn, settled
 from fedspa.runs.metrics import RoundMetrics
 from fedspa.runs.setup import Job, prepare_server
-from fedspa.secagg.total import Void
-from fedspa.server.coordinator import Coordinator, Diverged
+from fedspa.secagg.masking import Void
+from fedspa.server.coordinator import Coordinator, Diverged, ServerJob, TotalsServer
 from fedspa.server.evaluation import Evaluated
-from fedspa.server.intake import Intake
-from fedspa.server.job import Metric, ServerJob
-from fedspa.server.masked_intake import MaskedIntake
+from fedspa.server.intake import Intake, MaskedIntake
 from fedspa.server.optimizers import ServerState
 
 _Job = TypeVar("_Job", bound=Job)
@@ -60,7 +59,7 @@ class Trials(Coordinator):
 
     @property
     def state(self) -> ServerState:
-        """Of the candidate at work, in the round that the run is in; the others' tensors beside it."""
+        """Return the state of the candidate at work, in the run's round, with the others' tensors beside it."""
         others = {
             f"{number} {name}": tensor
             for number, state in self._waiting.items()
@@ -88,17 +87,17 @@ class Trials(Coordinator):
 
     @property
     def searching(self) -> bool:
-        """Whether the round that the run is in is a trial's."""
+        """Return whether the round that the run is in is a trial's."""
         return self._round < self.halving.rounds
 
     def turn(self, t: int) -> Turn:
-        """What round t is for; all rounds before it must be done."""
+        """Return what round t is for; all rounds before it must be done."""
         scores = [metrics.score if metrics.trials is None else metrics.trials for metrics in self.history[:t]]
         return self.halving.turn(scores, self.history[0].headline if self.history else "accuracy")
 
     @property
     def choice(self) -> int:
-        """The candidate of the round that the run is in: the winner, once the search is over."""
+        """Return the candidate of the round that the run is in: the winner, once the search is over."""
         return self.turn(self._round).trial
 
     @property
@@ -109,7 +108,7 @@ class Trials(Coordinator):
         return [metrics for t, metrics in enumerate(self.history) if t not in dropped]
 
     def chosen(self, job: _Job) -> _Job:
-        """The job with the settings of the candidate that was chosen."""
+        """Return the job with the settings of the candidate that was chosen."""
         return replace(job, config=settled(job.config, self.candidates[self.choice]), server=self._jobs[self.choice])
 
     def terms(self) -> Terms:
@@ -131,7 +130,7 @@ class Trials(Coordinator):
         return super().intake(terms if self.models is None else score_terms(terms, len(self.models)), most)
 
     def close_round(self, intake: Intake | MaskedIntake | None) -> Void | None:
-        self.told_by_agents = None
+        self.scores_by_agents = None
         if self.models is not None:
             self._close_scores(intake)
             return None
@@ -153,7 +152,7 @@ class Trials(Coordinator):
         assert self.models is not None
         means = [None] * len(self._left) if intake is None or not intake.count else intake.mean().tolist()
         tried = (not torch.equal(model, self._starts[0].theta) for model in self.models)
-        self.told_by_agents = {
+        self.scores_by_agents = {
             number: share(mean) if moved and mean is not None else None
             for number, moved, mean in zip(self._left, tried, means)
         }
@@ -198,7 +197,7 @@ class Trials(Coordinator):
         return [found.get(number) for found in scored]
 
     def _deviation(self, t: int, models: int) -> float | None:
-        """Of the noise in what agents said in round t; None where nobody did."""
+        """Return the deviation of the noise in agents' scores in round t; None if nobody scored."""
         agents = self.history[t].agents
         return deviation(self.job.plan, models, agents) if agents else None
 
@@ -210,27 +209,27 @@ def server_of(
     module: nn.Module | None = None,
     task: Loss | None = None,
     metrics: Mapping[str, Metric] | None = None,
-    expected_gains: Sequence[Sequence[float]] | None = None,
 ) -> Coordinator:
-    """Return the server of a run, with the trials that its config asks for; its agents hold so many records each.
-    `expected_gains` is what `Halving` has of each candidate."""
+    """Return the server of a run, with the trials that its config asks for; its agents hold so many records each."""
     tuning = job.config.tuning
+    if isinstance(job.server.model.task, Totals):
+        return TotalsServer(job.server)
     if tuning.candidates is None:
         if tuning.scored_by is not None:  # `fedspa tune`, which chooses the candidates, reads it without any
             raise ConfigError("tuning.scored_by is for tuning.candidates, and there are none: name some")
         return Coordinator(job.server)
-    halving = Halving.within(len(tuning.candidates), tuning.rounds, expected_gains, scoring_rounds(job))
-    _refuse(job, halving)
+    halving = Halving.within(len(tuning.candidates), tuning.rounds, tuning.expected_gains, scoring_rounds(job))
+    _check_trials(job, halving)
     jobs = []
     for settings in tuning.candidates:
         server = prepare_server(settled(job.config, settings), records, sizes, module, task, metrics).server
-        _refuse_another_event(job, server, settings)
+        _check_same_plan(job, server, settings)
         jobs.append(replace(server, model=job.server.model, engine=job.server.engine))
     return Trials(jobs, tuning.candidates, halving)
 
 
 def scoring_rounds(job: Job) -> int:
-    """Of each rung, those in which agents score; none where the server does."""
+    """Return how many rounds of each rung agents score in; 0 if the server scores."""
     config, by = job.config, job.config.tuning.scored_by
     if by is None:
         by = "server" if config.data.holdout else "agents"
@@ -242,17 +241,17 @@ def scoring_rounds(job: Job) -> int:
                 "let the 'agents' score"
             )
         return 0
-    if job.plan is not None and not scored_by_agents(job.plan):
+    if job.plan is not None and job.plan.scoring(1) is None:
         raise ConfigError(
             f"agents cannot score under algorithm {config.algorithm.name!r}, privacy.adversary "
             f"{config.privacy.adversary!r} and privacy.clip_rule {config.privacy.clip_rule!r}: they need Gaussian "
             "noise that each adds alone; hold out records of the server's own, as in data.holdout = 0.1"
         )
-    try_scores(job.frozen.trained, job.frozen.like, job.server.model.task)
+    try_scores(job.training.request.module, job.training.record, job.server.model.task)
     return 1
 
 
-def _refuse(job: Job, halving: Halving) -> None:
+def _check_trials(job: Job, halving: Halving) -> None:
     config = job.config
     if job.plan is None:
         raise ConfigError(f"{config.algorithm.name} spends no budget, so that tuning it needs no trials within a run")
@@ -261,15 +260,15 @@ def _refuse(job: Job, halving: Halving) -> None:
             f"the trials take {halving.rounds} of federation.rounds = {config.federation.rounds} and leave none to "
             "train with: allow more rounds, or name fewer candidates"
         )
-    if config.privacy.clip_rule != "given" or config.algorithm.server_options.lr_decay != "none":
+    schedule, warmup = config.algorithm.schedule, config.algorithm.warmup
+    if config.privacy.clip_rule != "given" or schedule != "constant" or warmup:
         raise ConfigError(
-            f"privacy.clip_rule is {config.privacy.clip_rule!r} and "
-            f"algorithm.server_options.lr_decay {config.algorithm.server_options.lr_decay!r}; trials begin in "
-            "different rounds and are compared: they take 'given' and 'none'"
+            f"privacy.clip_rule is {config.privacy.clip_rule!r}, algorithm.schedule {schedule!r} and algorithm.warmup "
+            f"{warmup}; trials begin in different rounds and are compared: they take 'given', 'constant' and 0"
         )
 
 
-def _refuse_another_event(job: Job, server: ServerJob, settings: Settings) -> None:
+def _check_same_plan(job: Job, server: ServerJob, settings: Settings) -> None:
     """The one thing that the guarantee rests on."""
     assert job.plan is not None
     plan = server.plan

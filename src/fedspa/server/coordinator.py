@@ -8,25 +8,57 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
 import torch
 
-from fedspa.algorithms import Terms
-from fedspa.algorithms.session import session_of
+from fedspa.algorithms import Algorithm, Terms
+from fedspa.algorithms.base import session_of
+from fedspa.engine.local import Engine
 from fedspa.errors import DataError, FedspaError, PrivacyError, one_line
+from fedspa.examples import Examples
+from fedspa.learning.backbone import Split
+from fedspa.learning.flat import FlatModel
+from fedspa.learning.tasks.base import Metric
+from fedspa.mechanisms import Plan
 from fedspa.mechanisms.base import LARGEST_CLIP, SMALLEST_CLIP
 from fedspa.randomness.streams import NoiseMode, mask_seed
+from fedspa.secagg.masking import Void
 from fedspa.secagg.session import Session
-from fedspa.secagg.total import Void
 from fedspa.server.evaluation import Closing, Evaluated, Evaluation
-from fedspa.server.intake import Intake
-from fedspa.server.job import ServerJob
-from fedspa.server.masked_intake import MaskedIntake
-from fedspa.server.optimizers import ServerState, decayed
-from fedspa.wire.payload import FLOAT32_MAX
+from fedspa.server.intake import Intake, MaskedIntake
+from fedspa.server.optimizers import ServerOptimizer, ServerState
+from fedspa.wire.payload import FLOAT32_MAX, Coding, Update
+
+
+@dataclass(frozen=True)
+class ServerJob:
+    """`terms` are those of the first round, but for the clip value, which starts at `clip_value` (None without a plan).
+
+    `engine` scores the held-out examples `test` where it can and `engine_scores`, on so many `threads`; `metrics` are
+    the user's own, of outputs and targets. Masks follow from `public_key`. Where there is a split of the model to be
+    `scored`, in eval mode, features of the held-out examples are made once.
+    """
+
+    model: FlatModel
+    algorithm: Algorithm
+    optimizer: ServerOptimizer
+    terms: Terms
+    coding: Coding
+    clip_value: float | None
+    public_key: bytes
+    test: Examples
+    engine: Engine
+    threads: int
+    metrics: Mapping[str, Metric] = field(default_factory=dict)
+    scored: Split | None = None
+    engine_scores: bool = True
+
+    @property
+    def plan(self) -> Plan | None:
+        return self.terms.plan
 
 
 class Diverged(FedspaError):
@@ -53,7 +85,7 @@ class Coordinator:
         # Models that agents are to score in the round that was announced last, a θ per row; None where they train.
         self.models: torch.Tensor | None = None
         # What they said of them, by the candidate's number, in the round that was closed last.
-        self.told_by_agents: dict[int, float | None] | None = None
+        self.scores_by_agents: dict[int, float | None] | None = None
 
     def restore(self, state: ServerState, clip_value: float | None) -> None:
         """Go on from a checkpoint of this run."""
@@ -69,37 +101,49 @@ class Coordinator:
         self.clip_value = clip_value
 
     def terms(self) -> Terms:
-        """What is announced for the round that `state` is in."""
+        """Return the terms of the round that `state` is in."""
         job, first, t = self.job, self.job.terms, self.state.round
         plan = first.plan
         return replace(
             first,
             round=t,
             mask_seed=mask_seed(job.public_key, t, -1) if first.mask == "shared" else first.mask_seed,
-            local_lr=decayed(first.local_lr, job.optimizer.lr_decay, t),
+            local_lr=job.optimizer.schedule.rate(first.local_lr, t),
             steps=first.steps if plan is None or self.clip_value is None else plan.with_clip_value(self.clip_value),
         )
 
     def mask_seed(self, terms: Terms, number: int) -> bytes:
-        """The mask that agent `number` is dealt: everybody's, or its own."""
+        """Return the mask seed assigned to agent `number`: everybody's, or its own."""
         return terms.mask_seed or mask_seed(self.job.public_key, terms.round, number)
 
-    def session(self, run: str, attempt: int, members: Mapping[str, bytes], terms: Terms, noise: NoiseMode) -> Session:
-        """Where members, by name and public key, add up their updates to this round's terms."""
-        job = self.job
-        return session_of(run, attempt, members, job.algorithm, terms, self.state.theta, job.coding, noise)
+    def session(
+        self,
+        run: str,
+        attempt: int,
+        members: Mapping[str, bytes],
+        terms: Terms,
+        noise: NoiseMode,
+        *,
+        recovery: bool = False,
+    ) -> Session:
+        """Return the session in which members, by name and public key, add up their updates to this round's terms."""
+        job, theta = self.job, self.state.theta
+        return session_of(run, attempt, members, job.algorithm, terms, theta, job.coding, noise, recovery=recovery)
 
     def intake(self, terms: Terms, most: int) -> Intake:
-        """A fresh round's intake, for at most that many payloads, of which each is read."""
+        """Return a fresh round's intake, for at most that many payloads, of which each is read."""
         self._refuse_unbounded(terms, most)
         if terms.plan is not None and terms.plan.aggregation is not None:
             raise PrivacyError("the plan's ε is of sums; no update of a single agent may be taken in")
         return Intake(terms, self.job.algorithm, self.job.coding, most)
 
     def masked_intake(self, terms: Terms, session: Session) -> MaskedIntake:
-        """A fresh round's intake where only the sum over a cohort is read."""
+        """Return a fresh round's intake where only the sum over a cohort is read."""
         self._refuse_unbounded(terms, len(session.members))
         return MaskedIntake(terms, self.job.algorithm, session)
+
+    def received(self, number: int, update: Update) -> None:
+        """Take note of the update of agent `number`, which was taken in. By default, nobody asks for it again."""
 
     def close_round(self, intake: Intake | MaskedIntake | None) -> Void | None:
         """Move θ by what came in. A round in which nothing came leaves it where it is, and so does a sum that is none:
@@ -111,7 +155,8 @@ class Coordinator:
         except Void as void:
             return self._stay(void)
         moved = self.job.optimizer.apply(self.state, mean)
-        if not all(_finite(tensor) for tensor in moved.tensors.values()):
+        # Extremes carry NaN along, and no second tensor is made.
+        if not all(bool(end.isfinite()) for tensor in moved.tensors.values() for end in torch.aminmax(tensor)):
             raise Diverged(self.state.round, "its parameters are no longer finite")
         self.state = moved
         if self.job.plan is not None and self.job.plan.clip_rule == "quantile":
@@ -137,7 +182,7 @@ class Coordinator:
         return found
 
     def try_scores(self) -> None:
-        """Before anything is spent or written: a task or a metric that fails, fails here."""
+        """Evaluate once before anything is spent or written, so that a task or metric that fails does so here."""
         try:
             _, loss = self._evaluation(self.state.model)
         except FedspaError:
@@ -151,10 +196,34 @@ class Coordinator:
             )
 
     def closing(self) -> Closing:
-        """What the last model is asked beside its scores."""
+        """Return what is computed for the last model beside its scores."""
         return self._evaluation.closing(self.state.model)
 
 
-def _finite(tensor: torch.Tensor) -> bool:
-    """Through the extremes, which carry NaN along: no second tensor of this size is made."""
-    return all(bool(bound.isfinite()) for bound in torch.aminmax(tensor))
+class TotalsServer(Coordinator):
+    """Keeps what each agent released beside the sum of it, in every checkpoint: statistics are of each site, too.
+
+    Under secure aggregation there is the sum alone."""
+
+    def __init__(self, job: ServerJob) -> None:
+        self._released: dict[str, torch.Tensor] = {}
+        super().__init__(job)
+
+    @property
+    def state(self) -> ServerState:
+        return replace(self._state, moments={**self._state.moments, **self._released})
+
+    @state.setter
+    def state(self, state: ServerState) -> None:
+        moments = {name: tensor for name, tensor in state.moments.items() if name not in self._released}
+        self._state = replace(state, moments=moments)
+
+    def restore(self, state: ServerState, clip_value: float | None) -> None:
+        self._released = {name: each for name, each in state.moments.items() if name.startswith(RELEASED)}
+        super().restore(state, clip_value)
+
+    def received(self, number: int, update: Update) -> None:
+        self._released[f"{RELEASED}{number}"] = torch.from_numpy(update.values.copy())
+
+
+RELEASED = "released by agent "

@@ -6,21 +6,21 @@ The forward pass is the engine's where it has one of its own (native), else torc
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
 
-from fedspa.engine.task import Predicts
 from fedspa.errors import ConfigError, one_line, quoted
-from fedspa.examples import Examples, Tree, blanks, count, joined, moved, split
+from fedspa.examples import Examples, Tree, count, joined, moved, split, zero_examples
 from fedspa.learning.features import Features
 from fedspa.learning.flat import FlatModel
-from fedspa.learning.forward import evaluating
-from fedspa.learning.tasks.base import OutputTask
+from fedspa.learning.forward import evaluating, torch_threads
+from fedspa.learning.tasks.base import Metric, OutputTask
 from fedspa.learning.tasks.measures import Measure
-from fedspa.learning.threads import torch_threads
-from fedspa.server.job import Metric, ServerJob
+
+if TYPE_CHECKING:
+    from fedspa.server.coordinator import ServerJob
 
 PART = 4096  # examples
 MOST_OUTPUTS = 2**26  # numbers that are held at a time: a language model gives many for each example
@@ -37,7 +37,7 @@ class Closing(NamedTuple):
     """What only the last model is asked: accuracy by class, and whether it has one answer for all (`Measure`)."""
 
     by_class: list[float | None] | None
-    one_answer: int | None
+    constant_prediction: int | None
 
 
 class Evaluation:
@@ -48,10 +48,10 @@ class Evaluation:
         x, y = job.test
         if job.scored is not None:
             self._model = FlatModel(job.scored.head, job.model.task)
-            x = Features(job.scored, x, strict=True, alone=False, threads=job.threads).of()
+            x = Features(job.scored, x, strict=True, per_example=False, threads=job.threads).of()
         x, y = (moved(tree, device) for tree in (x, y))
         # An engine's own forward pass gives the outputs of the very task that it trains for.
-        self._engine = job.engine if isinstance(job.engine, Predicts) and job.engine_scores else None
+        self._engine = job.engine if job.engine_scores and job.engine.predicts else None
         size = PART if self._engine is not None else min(PART, max(1, MOST_OUTPUTS // self._outputs_each(x)))
         self._parts = [Examples(*part) for part in zip(split(x, size), split(y, size))]
         self._at_once = min(size, 256 if device.type == "cpu" else PART)  # through torch
@@ -67,17 +67,18 @@ class Evaluation:
                 if name in (*scores, "loss"):
                     raise ConfigError(f"the metric {name!r} has the name of a score of the task; call it otherwise")
                 scores[name] = _asked(name, metric, found, y)
-        return Evaluated(scores, mean)
+        first = [name for name in (self._model.task.headline,) if name in scores]
+        return Evaluated({name: scores[name] for name in (*first, *scores)}, mean)
 
     def closing(self, theta: Tensor) -> Closing:
         measure, *_ = self._measured(theta)
-        return Closing(measure.by_class(), measure.one_answer())
+        return Closing(measure.by_class(), measure.constant_prediction())
 
     def _outputs_each(self, x: Tree) -> int:
         """Numbers that the module gives for an example. A task of the user's own may take one that gives none."""
         try:
             with torch.no_grad(), evaluating(self._model.module), torch.random.fork_rng(devices=[]):
-                return max(1, self._model.outputs(self._model.flatten(), blanks(x)).numel())
+                return max(1, self._model.outputs(self._model.flatten(), zero_examples(x)).numel())
         except Exception:
             return 1
 

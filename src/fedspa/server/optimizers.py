@@ -8,6 +8,7 @@ smooths noise, and is post-processing: free.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal, Self
@@ -17,12 +18,29 @@ from torch import Tensor
 
 from fedspa.algorithms.base import ServerStep
 
-Decay = Literal["none", "sqrt"]
+ScheduleName = Literal["constant", "sqrt", "linear", "cosine"]
 
 
-def decayed(rate: float, decay: Decay, round_number: int) -> float:
-    """η_t = η/√(t+1) for `sqrt` (the paper's 1/√t, counted from 1), η for `none`."""
-    return rate / (round_number + 1) ** 0.5 if decay == "sqrt" else rate
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """How the rates of agents and server depend on the round, counted from 0: up in a line for `warmup` rounds, then as
+    the name says until all `rounds` are over. `sqrt` is the paper's 1/√t, counted from 1."""
+
+    name: ScheduleName = "constant"
+    warmup: int = 0
+    rounds: int = 1
+
+    def rate(self, first: float, round_number: int) -> float:
+        """Return the rate of a round, where `first` is what the config says."""
+        if round_number < self.warmup:
+            return first * (round_number + 1) / (self.warmup + 1)
+        after = round_number - self.warmup
+        share = after / max(1, self.rounds - self.warmup)
+        if self.name == "sqrt":
+            return float(first / (after + 1) ** 0.5)
+        if self.name == "linear":
+            return first * (1 - share)
+        return first * (1 + math.cos(math.pi * share)) / 2 if self.name == "cosine" else first
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,8 +52,8 @@ class ServerOptimizer:
     beta1: float
     beta2: float
     kappa: float
-    lr_decay: Decay
     ema: float = 0.0
+    schedule: Schedule = Schedule()
 
     def start(self, theta: Tensor) -> ServerState:
         """u₋₁ = 0, v₋₁ = κ² (only what the chosen step needs)."""
@@ -56,7 +74,7 @@ class ServerOptimizer:
         return moved
 
     def _moved(self, state: ServerState, mean_update: Tensor) -> ServerState:
-        rate = decayed(self.server_lr, self.lr_decay, state.round)
+        rate = self.schedule.rate(self.server_lr, state.round)
         theta, moments = state.theta, state.moments
         if self.step == "average":
             return ServerState(theta + rate * mean_update, state.round + 1, {})
@@ -79,15 +97,15 @@ class ServerState:
 
     @classmethod
     def of_tensors(cls, tensors: Mapping[str, Tensor], round_number: int) -> Self:
-        """The state whose `tensors` these are: what was saved, back again."""
+        """Return the state whose `tensors` these are: what was saved, back again."""
         return cls(tensors["theta"], round_number, {name: each for name, each in tensors.items() if name != "theta"})
 
     @property
     def tensors(self) -> dict[str, Tensor]:
-        """All of them by name, of θ's length each: what a checkpoint keeps, whatever a step came to need."""
+        """All tensors by name, each of θ's length: the content of a checkpoint."""
         return {"theta": self.theta, **self.moments}
 
     @property
     def model(self) -> Tensor:
-        """What is evaluated and kept: the average of the iterates where there is one, else θ."""
+        """The parameters that are evaluated and kept: the average of the iterates where there is one, else θ."""
         return self.moments.get("average", self.theta)

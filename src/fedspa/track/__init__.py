@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 
 class Tracking:
     """The tracker that `run.track` names, if any. It is looked for before a run starts; when it fails later, it is
-    dropped with a warning and the run goes on."""
+    dropped with a warning and the run continues."""
 
     def __init__(self, config: Config, folder: Path) -> None:
         self._config, self._folder = config, folder
@@ -69,9 +69,9 @@ class Tracking:
 def figures(metrics: Mapping[str, Any]) -> dict[str, float]:
     """What of a round's metrics is a number to be drawn, its scores beside the rest. An ε that is no guarantee has a
     name that says so."""
-    names = {} if metrics["private"] else {key: f"{key}_not_private" for key in ("epsilon", "epsilon_floor")}
+    names = {} if metrics["private"] else {key: f"{key}_not_private" for key in ("epsilon", "epsilon_worst_case")}
     return {
-        names.get(key, key): float(value)
+        names.get(key, key).replace(":", "."): float(value)  # a function's name; not every tracker takes a colon
         for key, value in {**metrics.get("scores", {}), **metrics}.items()
         if key != "round" and isinstance(value, int | float) and not isinstance(value, bool)
     }
@@ -80,7 +80,7 @@ def figures(metrics: Mapping[str, Any]) -> dict[str, float]:
 def words(summary: Mapping[str, Any]) -> dict[str, str]:
     """What is to be read beside the numbers. Where settings were searched, a config has only those that it began with:
     which of them trained the model is said, too."""
-    found = {"guarantee": statement(summary), "warnings": "\n".join(summary["warnings"])}
+    found = {"guarantee": statement(summary), "warnings": "\n".join(summary["warnings"]), "score": summary["score"]}
     if (tuning := summary.get("tuning")) is not None:
         found["chosen"] = json.dumps(tuning["trials"][tuning["choice"]]["settings"])
     return found

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-# MLflow calls home unless told not to; whoever runs a private federation did not ask for that.
+# MLflow sends telemetry by default; a private federation must not.
 os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
 
 from mlflow.tracking import MlflowClient
@@ -21,7 +21,7 @@ _TAG = "fedspa.folder"
 
 
 class MLflow:
-    """A resumed run goes on in the MLflow run of its folder."""
+    """A resumed run continues the MLflow run of its folder."""
 
     def __init__(self, config: Config, folder: Path, first_round: int) -> None:
         place = str(real_path(folder))

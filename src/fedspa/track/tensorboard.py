@@ -31,7 +31,7 @@ class TensorBoard:
         self._writer.close()
 
     def _text(self, name: str, text: str) -> None:
-        """As code, so that nothing in it is taken for Markdown."""
+        """Log a text as code, so that nothing in it is taken for Markdown."""
         indented = "".join(f"    {line}\n" for line in text.splitlines())
         self._writer.add_text(name, indented)
 

@@ -13,9 +13,8 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from statistics import fmean
+from statistics import fmean, stdev
 
 import numpy as np
 import torch
@@ -24,32 +23,23 @@ from torch import nn
 from fedspa.data.dataset import Dataset
 from fedspa.errors import ConfigError
 from fedspa.examples import Examples, count, joined, leaves, taken
-from fedspa.learning.tasks import Loss
-from fedspa.learning.threads import torch_threads
+from fedspa.learning.forward import torch_threads
+from fedspa.learning.tasks import Loss, Metric
 from fedspa.mechanisms import Plan
 from fedspa.runs.config import Config, load
 from fedspa.runs.halving import Settings, settled
+from fedspa.runs.local import LocalTransport
+from fedspa.runs.loop import run_round
 from fedspa.runs.metrics import LOWER, RoundMetrics
 from fedspa.runs.records import records_of
-from fedspa.runs.run_ledger import RunLedger
 from fedspa.runs.setup import prepare
-from fedspa.runs.simulate import Simulation
-from fedspa.server.coordinator import Diverged
-from fedspa.server.job import Metric
+from fedspa.server.coordinator import Coordinator, Diverged
 
 OWN = "holdout"  # the records that the server holds out
 # More records show little more under the run's noise; with fewer, the run is repeated on other ones.
 _MOST, _TRAINED, _REPEATS = 2000, 2 / 3, 6
 # Of the agents' records, the share that a public data set may hold, too, by chance: rows of a table may be alike.
 _ALIKE = 0.01
-
-
-class _Unpaid(RunLedger):
-    """Accounts of records that nobody was promised anything about: no agent's may ever be used here."""
-
-    def __init__(self) -> None:
-        ExitStack.__init__(self)
-        self.run, self.skipped, self.guarantee, self.ledger, self.cap = "proxy", 0, None, None, None
 
 
 @dataclass(frozen=True)
@@ -65,13 +55,18 @@ class Curves:
         return fmean(curve[-1] for curve in self.repeats) if self.repeats else None
 
     @property
+    def spread(self) -> float:
+        """Return the standard deviation over the repeats, after the last round."""
+        return stdev(curve[-1] for curve in self.repeats) if len(self.repeats) > 1 else 0.0
+
+    @property
     def values(self) -> list[float]:
         """After the last round; larger is better."""
         return [(-1 if self.name in LOWER else 1) * curve[-1] for curve in self.repeats]
 
     @property
     def expected_gains(self) -> list[float]:
-        """What the mean score gained after each round, to the end."""
+        """Return what the mean score gained after each round, to the end."""
         means = list(map(fmean, zip(*self.repeats)))
         return [means[-1] - score for score in means]
 
@@ -98,21 +93,30 @@ class ProxyRuns:
     def curves(self, settings: Settings) -> Curves:
         config = settled(self._config, settings)
         runs = [self._run(config, part, seed) for seed, part in enumerate(self._parts)]
-        repeats = tuple(tuple(metrics.score for metrics in run) for run in runs)
+        # A few records may all be of one class and rank nothing: such a repeat says nothing of any settings.
+        scored = [run for run in runs if not run or not all(math.isnan(line.score) for line in run)]
+        if not scored:
+            raise ConfigError(
+                f"no part of the public records has a score {runs[0][-1].headline!r}: hold out more (data.holdout), or "
+                "choose another task.metric"
+            )
+        repeats = tuple(tuple(metrics.score for metrics in run) for run in scored)
         whole = all(repeats) and all(math.isfinite(score) for curve in repeats for score in curve)
         return Curves(repeats if whole else (), runs[0][-1].headline if runs[0] else "")
 
     def _run(self, config: Config, part: Dataset, seed: int) -> list[RoundMetrics]:
         config = config.model_copy(update={"run": config.run.model_copy(update={"seed": config.run.seed + seed})})
         module, task, metrics = self._given
-        simulation, books = Simulation(prepare(config, part, module, task, metrics)), _Unpaid()
+        job = prepare(config, part, module, task, metrics)
+        # Nobody pays: no agent's records may ever be used here.
+        server, transport = Coordinator(job.server), LocalTransport(job)
         done = []
         try:
             with torch_threads(1):
-                for cohort in simulation.job.cohorts():
+                for cohort in job.cohorts():
                     if self._check_stop is not None:
                         self._check_stop()
-                    done.append(simulation.round(cohort, books))
+                    done.append(run_round(server, transport, cohort))
                 return done
         except Diverged:
             return []
@@ -125,17 +129,17 @@ def _stand_in(config: Config, records: Dataset, public: str) -> Dataset:
         x, y = found.test_x, found.test_y
     else:
         given = config.model_dump(exclude_none=True)
-        for key in ("columns", "agent", "split", "test", "person"):
+        for key in ("table", "person"):
             given["data"].pop(key, None)
         given["data"] |= {"name": public, "holdout": 0.0}
         given["tuning"] = {}
         found = records_of(load(given))
         x, y = joined([found.train_x, found.test_x]), joined([found.train_y, found.test_y])
-        _refuse_agents_own(records, Examples(x, y), public)
-    return replace(found, train_x=x, train_y=y, owners=None, persons=None)
+        _check_not_the_agents(records, Examples(x, y), public)
+    return replace(found, train_x=x, train_y=y, owners=None, agents=None, persons=None)
 
 
-def _refuse_agents_own(records: Dataset, stand_in: Examples, public: str) -> None:
+def _check_not_the_agents(records: Dataset, stand_in: Examples, public: str) -> None:
     """Raise if the agents' own records are in it: no ε would count what is learned from them."""
     public_ones = set(_digests(stand_in))
     own = _digests(Examples(records.train_x, records.train_y))
@@ -190,13 +194,16 @@ def _proxy_config(config: Config, plan: Plan, records: int) -> Config:
     held = records // agents
     batch = min(held, max(1, round(plan.batch * held / plan.records)))
     given = config.model_dump(exclude_none=True)
-    for section, key in (("privacy", "epsilon"), ("federation", "cap"), ("data", "person"), ("data", "features")):
-        given[section].pop(key, None)
-    for key in ("ledger", "policy", "out", "track", "cluster"):
-        given["run"].pop(key, None)
-    for key in ("columns", "agent", "split", "test"):
-        given["data"].pop(key, None)
-    given["data"] |= {"name": "digits", "holdout": 0.0}  # the records are given
+    not_here = {
+        "privacy": ("epsilon",),
+        "federation": ("cap",),
+        "data": ("table", "person", "features"),
+        "run": ("ledger", "policy", "out", "track"),
+    }
+    for section, keys in not_here.items():
+        for key in keys:
+            given[section].pop(key, None)
+    given["data"] |= {"name": "digits", "holdout": 0.0, "agent_holdout": 0.0}  # the records are given
     given["federation"] |= {"agents": agents, "per_round": agents, "participation": "balanced"}
     given["algorithm"]["batch"] = batch
     given["privacy"] |= {

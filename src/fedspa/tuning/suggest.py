@@ -1,64 +1,36 @@
-"""A first setting for a federation, by arithmetic alone: no record is looked at and nothing is spent.
-
-All of it follows from public numbers. Every record in every step and one step per round has the least noise for an ε.
-A clip far below all gradients makes every record weigh the same, and then only clip × rate matters. On a share p of the
-coordinates a gradient is √p as long. So one number is left to choose: how far the model may walk in the whole run.
-"""
+"""A first setting for a federation, with the noise and the bytes to expect. Nothing is spent."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from fedspa.data.dataset import Dataset
 from fedspa.errors import ConfigError
-from fedspa.mechanisms.base import relation
-from fedspa.mechanisms.gaussian.calibrate import noise_multiplier
+from fedspa.mechanisms import Plan
 from fedspa.privacy.event import Neighbours
-from fedspa.runs.halving import Settings
+from fedspa.runs.config import Config, calibrated_plan, flat, load
+from fedspa.runs.defaults import FOLLOWING, figure, noise_to_signal, with_rates, with_steps
+from fedspa.runs.setup import prepare
 from fedspa.wire.payload import DEFAULT_STEP, HEADER_BYTES
 
-CLIP = 0.1  # of the whole gradient; below those of most models from their first to their last round
-WALK = 30.0  # how far θ may get in the whole run, were all its steps in one direction
-EMA = 0.8
-ROUNDS = 40
-PARTICIPATIONS = 5
 # Noise over signal in the whole run, above which little is learned, and nothing. By measurement (docs/tuning.md).
 LITTLE, NOTHING = 0.3, 1.0
 UNPROTECTED = 10.0  # ε
 # A value of Gaussian noise in steps of a share of its deviation, and what a coder adds.
 BITS = 1.1 * math.log2(math.sqrt(2 * math.pi * math.e) / DEFAULT_STEP)
-
-
-def walk_of(
-    rounds: int, local_steps: int, local_lr: float, server_lr: float, compression: float, clip_norm: float
-) -> float:
-    """The farthest that θ can get by the mean of clipped gradients, of norm `clip_norm` on a share p of it."""
-    return rounds * local_steps * local_lr * server_lr * math.sqrt(compression) * clip_norm
-
-
-def first_settings(
-    rounds: int, local_steps: int, local_lr: float, compression: float, clip: str, active: int
-) -> Settings:
-    """Clip, rate and average of the rule above, for a plan whose event is fixed."""
-    norm = CLIP * math.sqrt(compression)
-    rate = WALK / walk_of(rounds, local_steps, local_lr, 1.0, compression, norm)
-    return {
-        "algorithm.server": "average",
-        "algorithm.server_lr": _figure(rate),
-        "algorithm.ema": EMA,
-        "privacy.clip_value": _figure(norm if clip == "l2" else norm / math.sqrt(active)),
-    }
-
-
-def noise_to_signal(noise: float, dimension: int, batch: int, uploads: int, local_steps: int) -> float:
-    """Norm of all the run's noise over that of its signal if all gradients align. The same for every p."""
-    return noise * math.sqrt(dimension) / (batch * math.sqrt(uploads * local_steps))
+_SHOWN = (
+    *("federation.agents", "federation.rounds", "federation.per_round", "algorithm.compression", *FOLLOWING),
+    *("privacy.epsilon", "privacy.noise_multiplier", "privacy.delta", "privacy.neighbours"),
+)
 
 
 @dataclass(frozen=True, slots=True)
 class Suggestion:
-    """What to start with, and what to expect. `settings` are keys of a config."""
+    """What to start with, and what to expect. `settings` are keys of a config. `smallest` says what the smallest agent
+    costs all others, where it holds less than they do."""
 
     settings: dict[str, Any]
     dimension: int
@@ -67,10 +39,11 @@ class Suggestion:
     noise_to_signal: float
     upload_bytes: float
     warnings: list[str]
+    smallest: str | None = None
 
     @property
     def run_bytes(self) -> float:
-        """What an agent sends in the whole run."""
+        """Return what an agent sends in the whole run."""
         return self.participations * self.upload_bytes
 
 
@@ -85,60 +58,76 @@ def suggest(
     compression: float = 1.0,
     neighbours: Neighbours | None = None,
 ) -> Suggestion:
-    """For `agents` that hold at least `records` each, and a model of `dimension` parameters."""
+    """Suggest settings for `agents` that hold at least `records` each, and a model of `dimension` parameters."""
     numbers = {"agents": agents, "records": records, "parameters": dimension, "per-round": per_round, "rounds": rounds}
     for name, number in numbers.items():
         if number is not None and number < 1:
             raise ConfigError(f"--{name} is {number}; it must be at least 1")
-    delta = min(1e-3, _figure(0.1 / records)) if delta is None else delta
+    delta = min(1e-3, figure(0.1 / records)) if delta is None else delta
     if not 0 < delta < 1 / records:
         raise ConfigError(f"--delta is {delta:g}; it must lie between 0 and 1/records = {1 / records:.3g}")
     if not 0 < compression <= 1 or round(compression * dimension) < 1:
         raise ConfigError(
             f"--compression is {compression:g}; it must be at most 1, and leave a coordinate of {dimension}"
         )
-    per_round = min(agents, max(10, agents // 10)) if per_round is None else per_round
-    if per_round > agents:
+    if per_round is not None and per_round > agents:
         raise ConfigError(f"--per-round is {per_round}; it must not exceed --agents = {agents}")
-    rounds = max(ROUNDS, -(-PARTICIPATIONS * agents // per_round)) if rounds is None else rounds
-    participations = -(-rounds * per_round // agents)
-    noise = noise_multiplier(
-        epsilon,
-        delta,
-        sampling="poisson",
-        batch=records,
-        records=records,
-        steps=1,
-        participations=participations,
-        neighbours=relation(neighbours, "poisson"),
-    )
-    active = round(compression * dimension)
-    ratio = noise_to_signal(noise, dimension, records, rounds * per_round, 1)
-    settings = {
-        "federation.agents": agents,
-        "federation.rounds": rounds,
-        "federation.per_round": per_round,
-        "algorithm.compression": compression,
-        "algorithm.local_steps": 1,
-        "algorithm.batch": records,
-        "algorithm.local_lr": 1.0,
-        **first_settings(rounds, 1, 1.0, compression, "l2", active),
-        "privacy.epsilon": epsilon,
-        "privacy.delta": delta,
-        **({} if neighbours is None else {"privacy.neighbours": neighbours}),
+    given: dict[str, dict[str, Any]] = {
+        "federation": {"agents": agents, "per_round": per_round, "rounds": rounds},
+        "algorithm": {"compression": compression},
+        "privacy": {"epsilon": epsilon, "delta": delta, "neighbours": neighbours},
     }
+    config = load({name: {k: v for k, v in keys.items() if v is not None} for name, keys in given.items()})
+    config = with_steps(config, records)
+    plan = calibrated_plan(config, dimension, round(compression * dimension), records, "record")
+    return _suggestion(with_rates(config, plan, classes=True), plan)
+
+
+def suggest_for(config: Config, data: Dataset | None = None) -> Suggestion:
+    """Suggest settings for the agents, the model and the ε of a config. Of its records only the numbers count."""
+    given = config.model_dump(exclude_unset=True, exclude_none=True)
+    for key in FOLLOWING:
+        section, _, name = key.partition(".")
+        given.get(section, {}).pop(name, None)
+    given.get("run", {}).pop("chosen", None)
+    job = prepare(load(given), data)
+    if job.plan is None:
+        raise ConfigError(f"{config.algorithm.name} has no ε and no noise: the settings here are those of noisy steps")
+    smallest = _smallest([len(held) for held in job.holdings], job.agents, job.plan.unit)
+    return _suggestion(job.config, job.plan, smallest)
+
+
+def _suggestion(config: Config, plan: Plan, smallest: str | None = None) -> Suggestion:
+    federation, values = config.federation, flat(config)
+    uploads = federation.rounds * federation.per_round
+    ratio = noise_to_signal(plan.noise_multiplier, plan.dimension, plan.batch, uploads, plan.local_steps)
     return Suggestion(
-        settings,
-        dimension,
-        participations,
-        noise,
+        {key: values[key] for key in _SHOWN if values[key] is not None},
+        plan.dimension,
+        plan.participations,
+        plan.noise_multiplier,
         ratio,
-        HEADER_BYTES + active * BITS / 8,
-        _warnings(epsilon, ratio, records),
+        HEADER_BYTES + plan.active * BITS / 8,
+        _warnings(config.privacy.epsilon, ratio, plan.records),
+        smallest,
     )
 
 
-def _warnings(epsilon: float, ratio: float, records: int) -> list[str]:
+def _smallest(sizes: Sequence[int], names: Sequence[str], unit: str) -> str | None:
+    """Say what the smallest agent costs: all have its batch, and so the noise of so few."""
+    least, *others = sorted(sizes)
+    if not others or others[0] == least:
+        return None
+    agents = len(sizes)
+    more = others[0] / least * math.sqrt((agents - 1) / agents)
+    then = f"about {1 - 1 / more:.0%} less noise" if more > 1 else "no less noise"
+    return (
+        f"{names[sizes.index(least)]} holds {least:,} {unit}s, the next {others[0]:,}: batch and noise of all agents "
+        f"are for {least:,}; without it there would be {then} for the same signal"
+    )
+
+
+def _warnings(epsilon: float | None, ratio: float, records: int) -> list[str]:
     found = []
     if ratio >= LITTLE:
         outcome = "nothing can be learned" if ratio >= NOTHING else "little can be learned"
@@ -148,15 +137,11 @@ def _warnings(epsilon: float, ratio: float, records: int) -> list[str]:
             f"{math.ceil(records * ratio / LITTLE):,} records per agent, {(ratio / LITTLE) ** 2:.2g} times the agents, "
             "or fewer parameters"
         )
-    if epsilon >= UNPROTECTED:
+    if epsilon is not None and epsilon >= UNPROTECTED:
         sure = 1 / (1 + math.exp(-min(epsilon, 700.0)))
         found.append(
-            f"hardly anything is protected: at ε = {epsilon:g} whoever sees the uploads may tell whether a record was "
-            f"used and be right {'always' if sure > 0.99999 else f'in {sure:.3%} of cases'}; ε = 1 bounds that by 74 %"
+            f"hardly anything is protected: at ε = {epsilon:g} an adversary who sees the uploads may tell whether a "
+            f"record was used and be right {'always' if sure > 0.99999 else f'in {sure:.3%} of cases'}; ε = 1 bounds "
+            "that by 74 %"
         )
     return found
-
-
-def _figure(value: float) -> float:
-    """Three significant digits: no more is known."""
-    return float(f"{value:.3g}")

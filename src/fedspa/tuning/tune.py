@@ -14,52 +14,53 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from torch import nn
 
 from fedspa import durable, report
-from fedspa.algorithms.scores import deviation
-from fedspa.data.dataset import Dataset
+from fedspa.algorithms.base import deviation
+from fedspa.data.dataset import Dataset, view, with_floats
 from fedspa.data.datasets import load as load_data
-from fedspa.data.view import view, with_floats
-from fedspa.errors import ConfigError, quoted
+from fedspa.errors import ConfigError, RunWarning, quoted, warn
 from fedspa.examples import Examples, count, taken
 from fedspa.learning import models
 from fedspa.learning.flat import FlatModel
-from fedspa.learning.tasks import Loss
+from fedspa.learning.tasks import Loss, Metric
 from fedspa.result import RunResult
-from fedspa.running import simulate
+from fedspa.running import run
 from fedspa.runs import config as configs
 from fedspa.runs.config import Config
+from fedspa.runs.defaults import first_settings
 from fedspa.runs.guarantee import statement
 from fedspa.runs.halving import Halving, Settings, check_searched, settled
-from fedspa.runs.metrics import SHARES, RoundMetrics
+from fedspa.runs.metrics import LOWER, SHARES, RoundMetrics, better, label, shown_score
 from fedspa.runs.records import records_of
 from fedspa.runs.run_ledger import check_budget
-from fedspa.runs.rundir import Stopping, check_out
+from fedspa.runs.rundir import Stopping, check_out, write_summary
 from fedspa.runs.sections import ScoredBy, Tuning
-from fedspa.runs.setup import Job, Simulated, prepare, with_targets
+from fedspa.runs.setup import CLASS_TASKS, Job, Simulated, prepare, with_targets
 from fedspa.runs.trials import scoring_rounds
 from fedspa.server.evaluation import Evaluation
-from fedspa.server.job import Metric
 from fedspa.tuning.proxy import OWN, ProxyRuns
-from fedspa.tuning.search import RATE, Search, Space, apart, scaled
-from fedspa.tuning.study import Study
-from fedspa.tuning.suggest import first_settings
+from fedspa.tuning.search import RATE, Search, Space, Study, distinct_settings, scaled
 
 NONE = "none"  # no proxy runs
+BEST = "best.toml"  # a config with the settings that won, in the folder of the run
 MOST_TRIALS = 4
 SHARE = 0.2
+_CLEARLY = 2.0  # standard deviations of repeats
 _WITHOUT_PROXY = (1.0, 3.0, 1 / 3, 9.0)  # of the first rate: not far, for short trials flatter whatever learns fast
 
 
 @dataclass(frozen=True)
 class ProxyRun:
-    """Settings and the score of a proxy run with them; None if its model diverged."""
+    """Settings and the score of a proxy run with them, None if its model diverged, and how much its repeats differ."""
 
     settings: Settings
     score: float | None
+    spread: float = 0.0
 
 
 def tune(
@@ -106,11 +107,21 @@ def tune(
     Returns:
         The result of the run. Its summary's `tuning` has the trials, the choice, and the scores on the test records,
         which are not used for selection.
+
+    Raises:
+        FedspaError: As for `run`. Nothing is spent where the config leaves no rounds for trials.
+
+    Examples:
+        >>> import fedspa
+        >>> small = {"federation": {"agents": 4, "rounds": 6, "per_round": 4}, "data": {"holdout": 0.2}}
+        >>> result = fedspa.tune(small, epsilon=3.0, public="none", progress=False)
+        >>> result.summary["epsilon"] <= 3.0
+        True
     """
     calls: dict[str, Any] = {"progress": progress, "on_round": on_round, "stop": stop}
     if resume is not None:
         moved = None if config is None else _with_budget(config, None).data.dir
-        result = simulate(
+        result = run(
             config, resume=resume, data=data, module=module, task=task, metrics=metrics, on_start=on_start, **calls
         )
         return _judged(result, data, module, None if isinstance(task, str) else task, metrics, moved)
@@ -134,8 +145,9 @@ def tune(
     check_budget(job)
     check_stop = partial(_check_stop, stop)
     free = _Free(public, space or {}, earlier, on_proxy, check_stop)
-    within = int(share * settings.federation.rounds)
-    tuning, gains, proxies = _plan_trials(job, records, within, scoring, free, **given)
+    within = int(share * job.config.federation.rounds)
+    tuning, proxies = _plan_trials(job, records, within, scoring, free, **given)
+    _warn_of_a_constant(job, proxies)
     found = settings.model_copy(update={"tuning": tuning})
     check_stop()
 
@@ -149,7 +161,7 @@ def tune(
         if on_start is not None:
             on_start(job, folder)
 
-    result = simulate(found, on_start=started, expected_gains=gains, **given, **calls)
+    result = run(found, on_start=started, **given, **calls)
     return _judged(result, **given)
 
 
@@ -178,7 +190,8 @@ def _check_stop(stop: Callable[[], bool] | None) -> None:
 
 
 def _scoring_rounds(job: Job, public: str) -> int:
-    """Of each rung. What a run with trials refuses is refused here, before hours of proxy runs."""
+    """Return the rounds of each rung in which agents score. Raise for what a run with trials refuses, before hours of
+    proxy runs."""
     config = job.config
     if job.plan is None:
         raise ConfigError(
@@ -202,14 +215,15 @@ def _plan_trials(
     module: nn.Module | None,
     task: Loss | None,
     metrics: Mapping[str, Metric] | None,
-) -> tuple[Tuning, list[list[float]] | None, list[ProxyRun]]:
-    """Return the settings to try, the best first, their expected gains, and all proxy runs. Trials may take the rounds
-    `within`, of which `scoring` after each rung are for the agents to score in."""
+) -> tuple[Tuning, list[ProxyRun]]:
+    """Return the settings to try, the best first, with their expected gains; and all proxy runs. Trials may take the
+    rounds `within`, of which `scoring` after each rung are for the agents to score in."""
     config, plan = job.config, job.plan
     assert plan is not None
     algorithm, rounds, by = config.algorithm, config.federation.rounds, config.tuning.scored_by
     most = _most_trials(within, scoring)
-    start = first_settings(rounds, algorithm.local_steps, algorithm.local_lr, plan.compression, plan.clip, plan.active)
+    classes = isinstance(job.server.model.task, CLASS_TASKS)
+    start = first_settings(plan, rounds, config.federation.per_round, algorithm.local_lr, classes=classes)
     if algorithm.local_steps > 1:
         start = {**start, "algorithm.local_lr": algorithm.local_lr}
     first = [] if free.study is None else [free.study.settings_for(config, plan)]
@@ -217,13 +231,15 @@ def _plan_trials(
         declared: list[Settings] = [{**start, key: value} for key, values in free.space.items() for value in values]
         rates: list[Settings] = [{**start, RATE: scaled(start[RATE], factor)} for factor in _WITHOUT_PROXY]
         found = [*first, *(settings for settings in declared or rates if settings not in first)]
-        return _tuning(found[:most], within, by), None, []
-    runs = ProxyRuns(config, plan, records, free.public, module, task, metrics, free.check_stop)
+        return _tuning(found[:most], within, by), []
+    # One score for all of them, and for the run: a part of the records may look more balanced than the whole.
+    pinned = config.model_copy(update={"task": job.task})
+    runs = ProxyRuns(pinned, plan, records, free.public, module, task, metrics, free.check_stop)
     proxies: list[ProxyRun] = []
 
     def score(settings: Settings) -> list[float]:
         curves = runs.curves(settings)
-        proxies.append(ProxyRun(settings, curves.last))
+        proxies.append(ProxyRun(settings, curves.last, curves.spread))
         if free.on_proxy is not None:
             free.on_proxy(proxies[-1])
         return curves.values
@@ -232,33 +248,55 @@ def _plan_trials(
     winner = search.run(start, free.space, local=algorithm.local_steps > 1)
     winner = search.best(winner, {}, *first)  # the config's own settings are a candidate, too
     if not search.of(winner):
-        raise ConfigError("every model diverged in proxy runs; look at how large records and targets are")
-    best = apart([winner, *search.ranking], most)
+        raise ConfigError("every model diverged in proxy runs; check the scale of records and targets")
+    best = distinct_settings([winner, *search.ranking], most)
     # What the server's score gains says nothing of the agents', unless both are shares of right answers.
     comparable = not scoring or job.server.model.task.headline == "accuracy"
     curves = [runs.curves(settings) for settings in best]
     gains = [each.expected_gains for each in curves] if comparable else None
     if gains is not None and curves[0].name in SHARES:
         gains[0] = [gain + _doubt(job, scoring, len(best), curves[0].last or 0.0) for gain in gains[0]]
-    return _tuning(best, within, by), gains, proxies
+    return _tuning(best, within, by, gains), proxies
+
+
+def _warn_of_a_constant(job: Job, proxies: Sequence[ProxyRun]) -> None:
+    """Warn, before anything is spent, where no proxy run clearly beats an answer that looks at no input: the best of
+    many runs that learn nothing is above it by chance."""
+    task, known = job.server.model.task, [run.score for run in proxies if run.score is not None]
+    baseline = task.baseline(job.server.test.y)
+    if baseline is None or not known:
+        return
+    name, best = task.headline, better(task.headline)(known)
+    chance = _CLEARLY * median(run.spread for run in proxies if run.score is not None)
+    if (baseline.score - best if name in LOWER else best - baseline.score) <= chance:
+        warn(
+            f"nothing is spent yet, and none of {len(known)} proxy runs clearly beats a constant answer: {label(name)} "
+            f"{shown_score(name, best)} at best, {shown_score(name, baseline.score)} by {baseline.answer}, and "
+            f"repeats of one run differ by {shown_score(name, chance / _CLEARLY)}; more "
+            "records, rounds or a larger privacy.epsilon help, or another task.metric",
+            RunWarning,
+        )
 
 
 def _doubt(job: Job, scoring: int, models: int, share: float) -> float:
-    """By how much a trial may beat what was best in proxy runs for no other reason than chance: a standard error of the
-    server's held-out records, or the noise in the difference of two scores of agents."""
+    """Return by how much a trial may beat what was best in proxy runs by chance alone: a standard error of the server's
+    held-out records, or the noise in the difference of two scores of agents."""
     if scoring:
         return math.sqrt(2) * deviation(job.plan, models, job.config.federation.per_round)
     return math.sqrt(share * (1 - share) / count(job.server.test.y))
 
 
 def _most_trials(rounds: int, scoring: int) -> int:
-    """That halving can decide between within so many rounds."""
+    """Return the most trials that halving can decide between within so many rounds."""
     fitting = [n for n in range(2, MOST_TRIALS + 1) if Halving(n, 1, scoring=scoring).rounds <= rounds]
     return max(fitting, default=1)
 
 
-def _tuning(candidates: Sequence[Settings], within: int, by: ScoredBy | None) -> Tuning:
-    return Tuning(candidates=[dict(settings) for settings in candidates], rounds=max(1, within), scored_by=by)
+def _tuning(
+    candidates: Sequence[Settings], within: int, by: ScoredBy | None, gains: list[list[float]] | None = None
+) -> Tuning:
+    found = [dict(settings) for settings in candidates]
+    return Tuning(candidates=found, rounds=max(1, within), scored_by=by, expected_gains=gains)
 
 
 def _judged(
@@ -269,11 +307,11 @@ def _judged(
     metrics: Mapping[str, Metric] | None,
     moved: str | None = None,
 ) -> RunResult:
-    """With the scores on the test records, which nothing was chosen by, and with the proxy runs. `moved` is where
+    """Add the scores on the test records, which nothing was chosen by, and the proxy runs to a result. `moved` is where
     the data's files lie now, if not where the run began with them."""
     tuning = dict(result.summary.get("tuning", {}))
     if not tuning:
-        raise ConfigError(f"{result.folder} holds a run without trials; `fedspa run --resume` goes on with it")
+        raise ConfigError(f"{result.folder} holds a run without trials; `fedspa run --resume` resumes it")
     if "test" in tuning:
         return result
     where = [] if moved is None else [f"data.dir={json.dumps(moved)}"]
@@ -282,12 +320,14 @@ def _judged(
     tuning["test"] = _test_scores(job, result, data, module)
     settings = tuning["trials"][tuning["choice"]]["settings"]
     assert job.plan is not None  # a run without one has no trials
-    Study.of(settled(config, settings), settings, job.plan, statement(result.summary)).write(result.folder)
+    best = settled(config, settings)
+    Study.of(best, settings, job.plan, statement(result.summary)).write(result.folder)
+    alone = best.model_copy(update={"run": best.run.model_copy(update={"out": None})})
+    durable.replace_text(result.folder / BEST, configs.to_toml(alone))
     kept = result.folder / "proxy.json"
     tuning["proxy"] = json.loads(kept.read_text("utf-8")) if kept.exists() else None
     summary = {**result.summary, "tuning": tuning}
-    text = json.dumps(summary, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
-    durable.replace_text(result.folder / "summary.json", text)
+    write_summary(result.folder, summary)
     report.write([result.folder], result.folder / "report.html")
     return replace(result, summary=summary)
 
@@ -295,7 +335,7 @@ def _judged(
 def _test_scores(
     job: Job, result: RunResult, data: Dataset | None, module: nn.Module | None
 ) -> dict[str, float | None] | None:
-    """None where the data has no test records beside those that were held out."""
+    """Return None if the data has no test records beside those that were held out."""
     config = job.config
     named = config.data
     whole = data
@@ -307,7 +347,7 @@ def _test_scores(
     whole = replace(
         whole, train_x=taken(whole.train_x, few), train_y=taken(whole.train_y, few), owners=None, persons=None
     )
-    whole = view(whole, named.features, 0.0, alone=config.privacy.noise == "exact")
+    whole = view(whole, named.features, 0.0, per_example=config.privacy.noise == "exact")
     if module is None and config.model.name in models.NAMES:
         whole = with_floats(whole)
     learned = job.server.model.task

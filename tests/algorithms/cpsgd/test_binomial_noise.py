@@ -14,14 +14,14 @@ from numpy.typing import NDArray
 from scipy import stats
 from scripted import Scripted, stream
 
-from fedspa.algorithms.cpsgd import release as module
-from fedspa.algorithms.cpsgd.event import BinomialEvent
-from fedspa.algorithms.cpsgd.release import binomial
+from fedspa.algorithms.cpsgd import respond as module
+from fedspa.algorithms.cpsgd.accounting import BinomialEvent
+from fedspa.algorithms.cpsgd.respond import binomial
 from fedspa.errors import PrivacyError
 from fedspa.privacy import accounting
 
 
-@pytest.mark.parametrize("trials", [1, 2, 3, 17, 100, 1000])
+@pytest.mark.parametrize("trials", [1, 17, 1000])
 def test_the_table_is_the_law_to_the_last_unit(trials: int) -> None:
     """Against exact fractions: an end is off by no more than a few units of 2⁻³⁸⁴, and what is left out."""
     first, ends, heads = module._table(trials)
@@ -33,7 +33,7 @@ def test_the_table_is_the_law_to_the_last_unit(trials: int) -> None:
     assert len(ends) == min(trials, first + len(ends)) - first
 
 
-@pytest.mark.parametrize("trials", [1, 7, 64, 7130, 10**6, 2**31 - 1])
+@pytest.mark.parametrize("trials", [1, 7, 7130, 2**31 - 1])
 def test_draws_follow_the_law(trials: int) -> None:
     """Kolmogorov–Smirnov on 40,000 draws, mean and variance: each at a false-alarm rate of 10⁻⁶."""
     draws = binomial(40_000, trials, stream("law", trials))
@@ -49,11 +49,6 @@ def test_draws_follow_the_law(trials: int) -> None:
     assert draws.min() >= 0
     assert draws.max() <= trials
     assert draws.dtype == np.int64
-
-
-def test_the_stream_decides() -> None:
-    assert np.array_equal(binomial(1000, 500, stream("same")), binomial(1000, 500, stream("same")))
-    assert not np.array_equal(binomial(1000, 500, stream("same")), binomial(1000, 500, stream("other")))
 
 
 def test_in_blocks_as_in_one(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -76,7 +71,7 @@ def test_a_word_that_meets_an_end_is_decided_by_more_bits() -> None:
     assert drawn(low) == first + at + 1
 
 
-@pytest.mark.parametrize("trials", [1, 100, 7130, 10**6, 2**31 - 1])
+@pytest.mark.parametrize("trials", [1, 7130, 2**31 - 1])
 def test_the_cells_find_what_a_search_finds(trials: int) -> None:
     """At every end, a word below and above it, the ends of cells, 0 and the last word."""
     first, ends, heads = module._table(trials)
@@ -96,12 +91,12 @@ def test_the_cells_find_what_a_search_finds(trials: int) -> None:
 
 @pytest.mark.parametrize("delta", [1e-6, 1e-10, 1e-12])
 @pytest.mark.parametrize(("bits", "batch", "trials"), [(10, 2, 16384), (8, 1, 4096), (11, 1, 4096)])
-def test_a_price_holds_for_the_law_as_it_is_drawn(bits: int, batch: int, trials: int, delta: float) -> None:
+def test_epsilon_holds_for_the_law_as_it_is_drawn(bits: int, batch: int, trials: int, delta: float) -> None:
     """Where a record moves a number by eight standard deviations and more, what a table leaves out of one law is likely
     under the other."""
     first, ends, _ = module._table(trials)
     law = {first + i: Fraction(high - low, 2**384) for i, (low, high) in enumerate(pairwise([0, *ends, 2**384]))}
-    event = BinomialEvent(batch, batch, 1, 1, bits, trials, rotation=False, aggregated=1)
+    event = BinomialEvent(batch, batch, 1, 1, bits, trials)
     cost = accounting.epsilon({event: 1}, delta, neighbours="replace-one")
     if math.isfinite(cost):
         gamma, shift = Fraction(math.exp(cost)), -(-(2**bits - 1) // batch)

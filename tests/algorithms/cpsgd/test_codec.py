@@ -11,12 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedspa.algorithms.base import IntegerUpdate
-from fedspa.algorithms.cpsgd.codec import decode_integers, encode_integers, low_bits
-from fedspa.algorithms.cpsgd.release import binomial
+from fedspa.algorithms.cpsgd.respond import binomial, decode_integers, encode_integers, low_bits
 from fedspa.errors import PayloadError
 from fedspa.randomness.streams import Stream
-from fedspa.wire.payload import HEADER_BYTES, Expected, Header, Update, decode, encode, sealed
-from fedspa.wire.probabilities import best_scale
+from fedspa.wire.coding import best_scale
+from fedspa.wire.payload import HEADER_BYTES, Expected, Header, Update, decode, encode, opened, sealed
 
 SEED = bytes(range(16))
 PINNED = "52b37e6ba40d5a03"
@@ -32,7 +31,7 @@ def drawn(count: int, trials: int, levels: int) -> IntegerUpdate:
     return IntegerUpdate(3, 700, SEED, numbers)
 
 
-@pytest.mark.parametrize("trials", [1, 7, 100, 7130, 65520, 10**6, 2**31 - 2**8])
+@pytest.mark.parametrize("trials", [1, 100, 65520, 2**31 - 2**8])
 @pytest.mark.parametrize("levels", [2, 256])
 def test_there_and_back_near_the_entropy(trials: int, levels: int) -> None:
     update = drawn(4096, trials, levels)
@@ -48,7 +47,7 @@ def test_there_and_back_near_the_entropy(trials: int, levels: int) -> None:
 
 
 @given(st.data())
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_any_numbers_in_range_come_back(data: st.DataObject) -> None:
     trials, levels = data.draw(st.integers(1, 2**31 - 2**16)), 2 ** data.draw(st.integers(1, 16))
     numbers = data.draw(st.lists(st.integers(0, trials + levels - 1), min_size=1, max_size=50))
@@ -58,7 +57,7 @@ def test_any_numbers_in_range_come_back(data: st.DataObject) -> None:
 
 
 @given(st.integers(1, 70), st.sampled_from([1, 10**4, 10**5, 10**6, 10**7, 10**8, 2**31 - 2]), st.integers(0, 2**32))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_low_bits_travel_lowest_first(count: int, trials: int, seed: int) -> None:
     """Bit by bit, slowly; and a bit set behind the last one is refused."""
     numbers = np.random.default_rng(seed).integers(0, trials + 2, count)
@@ -70,7 +69,7 @@ def test_low_bits_travel_lowest_first(count: int, trials: int, seed: int) -> Non
     if len(bits) % 8:
         filled = plain[:-1] + bytes([plain[-1] | 0x80]) + body[len(plain) :]
         header = Header("whole", best_scale((numbers - middle) >> shift), 3, 700, count, SEED, 0.0, 0.0)
-        with pytest.raises(PayloadError, match="filled up"):
+        with pytest.raises(PayloadError, match="padding of the low bits"):
             decode_integers(sealed(header, filled), expected(count), trials, 2)
 
 
@@ -87,7 +86,7 @@ def test_numbers_outside_the_plan_do_not_travel(wrong: int) -> None:
 
 
 @given(st.integers(0, 10**9), st.integers(0, 255), st.sampled_from([100, 10**6]))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=80, deadline=None)
 def test_a_changed_byte_is_refused(place: int, value: int, trials: int) -> None:
     payload = bytearray(encode_integers(drawn(64, trials, 4), trials, 4))
     place %= len(payload)
@@ -99,7 +98,7 @@ def test_a_changed_byte_is_refused(place: int, value: int, trials: int) -> None:
 
 
 @given(st.binary(max_size=400), st.booleans(), st.sampled_from([100, 10**6]))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=80, deadline=None)
 def test_any_bytes_are_an_update_or_an_error(data: bytes, headed: bool, trials: int) -> None:
     """With a right header and checksum, too: then whatever is read is in range and is spelled in one way."""
     import zlib
@@ -120,8 +119,6 @@ def test_any_bytes_are_an_update_or_an_error(data: bytes, headed: bool, trials: 
 @pytest.mark.parametrize(
     ("change", "code"),
     [
-        ({"round": 4}, "round"),
-        ({"dimension": 701}, "dimension"),
         ({"active": 65}, "active"),
         ({"seed": bytes(16)}, "seed"),
         ({"seed": None, "seen": frozenset({SEED})}, "replay"),
@@ -135,26 +132,6 @@ def test_what_was_not_expected_is_refused_by_name(change: dict[str, object], cod
     assert refused.value.code == code
 
 
-def test_the_two_kinds_of_payload_do_not_mix() -> None:
-    values = encode(Update(3, 700, SEED, np.ones(64, dtype=np.float32)), "f32")
-    with pytest.raises(PayloadError, match="coding"):
-        decode_integers(values, expected(64), 100, 4)
-    with pytest.raises(PayloadError, match="coding"):
-        decode(encode_integers(drawn(64, 100, 4), 100, 4), Expected(3, 700, 64, 10.0))
-
-
-def test_padding_has_one_spelling() -> None:
-    """10⁶ trials leave 3 low bits: of 3 numbers, 9 bits in 2 bytes, and the last 7 must be 0."""
-    from fedspa.wire.payload import opened, sealed
-
-    assert low_bits(10**6) == 3
-    payload = encode_integers(drawn(3, 10**6, 4), 10**6, 4)
-    header, body = opened(payload, expected(3), lambda _, count: (0, 1000))
-    body = bytes([body[0], body[1] | 0x80]) + body[2:]
-    with pytest.raises(PayloadError, match="zeros"):
-        decode_integers(sealed(header, body), expected(3), 10**6, 4)
-
-
 def test_pinned_bytes() -> None:
     """What docs/wire.md says, in bytes: 3 low bits of each number plainly, then the coded rest."""
     numbers = np.array([500_000, 500_003, 499_001, 501_234, 499_999])
@@ -165,3 +142,21 @@ def test_pinned_bytes() -> None:
     assert payload[HEADER_BYTES : HEADER_BYTES + 2] == plain
     assert payload[5] == 3
     assert payload[HEADER_BYTES + 2 :].hex() == PINNED
+
+
+def test_the_two_kinds_of_payload_do_not_mix() -> None:
+    values = encode(Update(3, 700, SEED, np.ones(64, dtype=np.float32)), "f32")
+    with pytest.raises(PayloadError, match="coding"):
+        decode_integers(values, expected(64), 100, 4)
+    with pytest.raises(PayloadError, match="coding"):
+        decode(encode_integers(drawn(64, 100, 4), 100, 4), Expected(3, 700, 64, 10.0))
+
+
+def test_padding_has_one_spelling() -> None:
+    """10⁶ trials leave 3 low bits: of 3 numbers, 9 bits in 2 bytes, and the last 7 must be 0."""
+    assert low_bits(10**6) == 3
+    payload = encode_integers(drawn(3, 10**6, 4), 10**6, 4)
+    header, body = opened(payload, expected(3), lambda _, count: (0, 1000))
+    body = bytes([body[0], body[1] | 0x80]) + body[2:]
+    with pytest.raises(PayloadError, match="is not zero"):
+        decode_integers(sealed(header, body), expected(3), 10**6, 4)

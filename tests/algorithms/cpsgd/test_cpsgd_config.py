@@ -8,8 +8,7 @@ import pytest
 
 from fedspa.errors import ConfigError
 from fedspa.mechanisms.base import Cohort
-from fedspa.runs.config import load
-from fedspa.runs.plans import cohort_of
+from fedspa.runs.config import cohort_of, load
 
 GOOD: dict[str, dict[str, Any]] = {
     "federation": {"agents": 6, "per_round": 6},
@@ -31,16 +30,13 @@ def changed(key: str, value: Any) -> dict[str, dict[str, Any]]:
         ("federation.per_round", 5),
         ("algorithm.local_steps", 2),
         ("algorithm.coding", "f32"),
-        ("algorithm.options.bits", 0),
         ("algorithm.options.bits", 17),
         ("privacy.sampling", "poisson"),
         ("privacy.neighbours", "add-remove"),
         ("privacy.clip_rule", "quantile"),
         ("privacy.clip", "l2"),
         ("privacy.noise_multiplier", 1.0),
-        ("algorithm.options.trials", 0),
         ("algorithm.options.trials", 2**31),
-        ("privacy.adversary", "server"),
     ],
 )
 def test_what_cpsgd_cannot_do_is_refused_by_name(key: str, value: Any) -> None:
@@ -62,15 +58,6 @@ def test_exactly_one_thing_decides_the_trials(noise: dict[str, Any]) -> None:
         load(values)
 
 
-def test_no_other_algorithm_takes_its_options() -> None:
-    with pytest.raises(ConfigError, match=r"algorithm\.options has trials; fedspa has no options"):
-        load({"privacy": {"epsilon": 1.0}, "algorithm": {"options": {"trials": 10}}})
-    with pytest.raises(ConfigError, match=r"unknown key algorithm\.options\.bitz; allowed: bits, .*, trials"):
-        load(changed("algorithm.options.bitz", 3))
-    assert load(GOOD, ["algorithm.options.bits=3"]).algorithm.options == {"trials": 9000, "bits": 3, "rotation": False}
-    assert GOOD["algorithm"]["options"] == {"trials": 9000}
-
-
 def summed(**privacy: Any) -> dict[str, dict[str, Any]]:
     return {**GOOD, "privacy": {**GOOD["privacy"], "adversary": "secure-aggregation", **privacy}}
 
@@ -87,10 +74,7 @@ def test_sums_over_a_rounds_agents() -> None:
         ({"members": 7}, r"privacy\.members is 7; it must not exceed federation\.per_round = 6"),
         ({"members": 1}, r"privacy\.members is 1"),
         ({"colluders": 6}, r"privacy\.colluders is 6; it must be below .* 6 "),
-        ({"members": 3, "colluders": 3}, r"privacy\.colluders is 3; it must be below .* 3 "),
-        ({"colluders": -1}, r"privacy\.colluders is -1"),
         ({"adversary": "local", "colluders": 1}, r"privacy\.colluders is 1, which is for"),
-        ({"adversary": "local", "members": 3}, r"privacy\.members is 3, which is for"),
     ],
 )
 def test_a_cohort_that_hides_nobody_is_refused_by_name(privacy: dict[str, Any], match: str) -> None:
@@ -105,14 +89,3 @@ def test_a_sum_over_one_agent_and_one_of_no_noise_are_refused() -> None:
         load(alone)
     with pytest.raises(ConfigError, match="fedavg is not run under it, only: fedspa, dp-fed, cpsgd"):
         load({"algorithm": {"name": "fedavg"}, "privacy": {"adversary": "secure-aggregation"}})
-
-
-def test_with_rotation_a_norm_may_be_clipped() -> None:
-    config = load(
-        {
-            **GOOD,
-            "algorithm": {**GOOD["algorithm"], "options": {"trials": 9000, "rotation": True}},
-            "privacy": {**GOOD["privacy"], "clip": "l2"},
-        }
-    )
-    assert config.private

@@ -15,9 +15,8 @@ from fedspa.algorithms.base import IntegerUpdate
 from fedspa.algorithms.cpsgd import respond as cpsgd
 from fedspa.engine.native import NativeEngine, library
 from fedspa.engine.per_example import PerExampleEngine, float64_reference
-from fedspa.errors import ConfigError, PrivacyError
+from fedspa.errors import PrivacyError
 from fedspa.learning.flat import FlatModel
-from fedspa.mechanisms.base import Clipping
 from fedspa.mechanisms.gaussian.plan import GaussianPlan
 from fedspa.randomness.streams import Stream, derive_key
 from fedspa.wire.payload import Update
@@ -62,18 +61,16 @@ def test_records_among_those_of_others_make_the_same_answer() -> None:
     terms = replace(TERMS, steps=replace(PLAN, batch=5, trials=50))
     someone, other = agent(0), agent(1)
     rows = torch.randperm(RECORDS, generator=torch.Generator().manual_seed(1)) + RECORDS
-    x, y = torch.cat([other.x, someone.x]), torch.cat([other.y, someone.y])
-    x[rows], y[rows] = someone.x, someone.y
-    assert torch.equal(sent(terms, someone), sent(terms, replace(someone, x=x, y=y, rows=rows)))
+    x, y = torch.cat([other.pool_x, someone.pool_x]), torch.cat([other.pool_y, someone.pool_y])
+    x[rows], y[rows] = someone.pool_x, someone.pool_y
+    assert torch.equal(sent(terms, someone), sent(terms, replace(someone, pool_x=x, pool_y=y, rows=rows)))
 
 
 @pytest.mark.skipif(library.library() is None, reason="the native engine was not built")
-@pytest.mark.parametrize("rotation", [False, True])
-@pytest.mark.parametrize("clip", ["coordinate", "l2"])
-def test_the_native_engine_sends_what_generic_sends(clip: Clipping, rotation: bool) -> None:
+def test_the_native_engine_sends_what_generic_sends() -> None:
     """Same batch, same coins, same noise. A gradient that float32 rounds otherwise changes a level where a coin was
     within 1e-5 of its value: of 4 · 8 · 21 numbers hardly one."""
-    terms = replace(TERMS, steps=replace(PLAN, clip=clip, rotation=rotation or clip == "l2", batch=5, trials=50))
+    terms = replace(TERMS, steps=replace(PLAN, batch=5, trials=50))
     module = net()
     theta, others = FlatModel(module).flatten(), 0
     for key in range(8):
@@ -101,24 +98,21 @@ def test_threads_change_no_bit_and_no_order() -> None:
 def clipped_mean(who: Agent) -> Tensor:
     engine = float64_reference(net())
     theta = FlatModel(net()).flatten().to(torch.float64)
-    rows = torch.cat(list(engine.rows(theta, who.x, who.y, None)))
+    rows = torch.cat(list(engine.rows(theta, who.pool_x, who.pool_y, None)))
     return rows.clamp(-PLAN.clip_value, PLAN.clip_value).mean(dim=0)
 
 
-@pytest.mark.parametrize("rotation", [False, True])
-def test_the_mean_of_many_answers_is_a_step_down_the_clipped_gradient(rotation: bool) -> None:
-    """200 answers with keys of their own; every coordinate within 5.5σ of −η·g (21 coordinates: 10⁻⁶)."""
-    terms = replace(TERMS, steps=replace(PLAN, rotation=rotation))
-    answers = torch.stack([sent(terms, agent(key=i)) for i in range(200)])
+def test_the_mean_of_many_answers_is_a_step_down_the_clipped_gradient() -> None:
+    """100 answers with keys of their own; every coordinate within 5.5σ of −η·g (21 coordinates: 10⁻⁶)."""
+    answers = torch.stack([sent(TERMS, agent(key=i)) for i in range(100)])
     off = (answers.mean(0) + TERMS.local_lr * clipped_mean(agent())).abs().max()
-    assert off < 5.5 * terms.update_noise / 14.1
-    assert answers.std(0).mean() > 0.5 * terms.update_noise
+    assert off < 5.5 * TERMS.update_noise / 10
+    assert answers.std(0).mean() > 0.5 * TERMS.update_noise
 
 
-@pytest.mark.parametrize("rotation", [False, True])
-def test_a_sum_has_the_mean_of_its_members(rotation: bool) -> None:
+def test_a_sum_has_the_mean_of_its_members() -> None:
     """What secure aggregation hands over, and what the server makes of each member's own upload without it."""
-    plan = replace(PLAN, rotation=rotation, agents=5, adversary="secure-aggregation", members=4, colluders=1)
+    plan = replace(PLAN, agents=5, adversary="secure-aggregation", members=4, colluders=1)
     terms = replace(TERMS, steps=plan)
     summed = chosen("cpsgd", "secure-aggregation")
     theta, agents = FlatModel(net()).flatten(), [agent(number) for number in range(5)]
@@ -141,7 +135,7 @@ def test_a_batch_is_of_exactly_b_records() -> None:
     generator = torch.Generator().manual_seed(1)
     sizes = set()
     for key in range(20):
-        who = replace(agent(key=key), x=torch.rand(RECORDS, INPUTS, generator=generator) + 1.0)
+        who = replace(agent(key=key), pool_x=torch.rand(RECORDS, INPUTS, generator=generator) + 1.0)
         mean = sent(replace(TERMS, steps=plan), who) / -TERMS.local_lr
         # Every gradient is far beyond the clip, so the biases' means are whole fifths of it.
         shares = (mean[-CLASSES:] / plan.clip_value * 5).round()
@@ -150,53 +144,34 @@ def test_a_batch_is_of_exactly_b_records() -> None:
     assert sizes == {1}  # a sum of five signs is odd
 
 
-def test_answers_of_agents_and_rounds_differ_and_repeat_by_key() -> None:
-    terms = replace(TERMS, steps=replace(PLAN, trials=1000))
-    first = sent(terms, agent())
-    assert torch.equal(first, sent(terms, agent()))
-    assert not torch.equal(first, sent(terms, agent(key=1)))
-
-
 def test_values_stay_within_the_bound_that_the_server_enforces() -> None:
-    for rotation in (False, True):
-        plan = replace(PLAN, rotation=rotation, trials=50)
-        terms = replace(TERMS, steps=plan)
-        for extreme in (0, plan.trials + plan.levels - 1):
-            numbers = np.full(plan.coordinates, extreme)
-            payload = CPSGD.encode(IntegerUpdate(1, DIMENSION, bytes(range(16)), numbers), terms, "int")
-            values = CPSGD.decode(payload, terms, "int", None, frozenset()).values
-            assert np.abs(values).max() <= terms.update_bound
+    plan = replace(PLAN, trials=50)
+    terms = replace(TERMS, steps=plan)
+    for extreme in (0, plan.trials + plan.levels - 1):
+        numbers = np.full(plan.dimension, extreme)
+        payload = CPSGD.encode(IntegerUpdate(1, DIMENSION, bytes(range(16)), numbers), terms, "int")
+        values = CPSGD.decode(payload, terms, "int", None, frozenset()).values
+        assert np.abs(values).max() <= terms.update_bound
 
 
 def test_too_few_records_and_other_plans_are_refused() -> None:
     with pytest.raises(PrivacyError, match="records"):
         sent(replace(TERMS, steps=replace(PLAN, records=13)), agent())
     gaussian = GaussianPlan(DIMENSION, DIMENSION, "l2", 1.0, "fixed", 5, RECORDS, 1, 1, 1.0, "replace-one", 1e-3)
-    with pytest.raises(PrivacyError, match="no plan of cpsgd"):
+    with pytest.raises(PrivacyError, match="no BinomialPlan"):
         sent(replace(TERMS, steps=gaussian), agent())
     with pytest.raises(PrivacyError, match="does not add"):
         list(ALGORITHMS["fedspa"].respond(FlatModel(net()).flatten(), TERMS, [agent()], PerExampleEngine(net())))
 
 
-def test_an_engine_without_single_gradients_is_refused() -> None:
-    class Whole:
-        name = "whole"
-
-        def train(self, theta: Tensor, tasks: object) -> list[object]:
-            return []
-
-    with pytest.raises(ConfigError, match="generic"):
-        list(CPSGD.respond(FlatModel(net()).flatten(), TERMS, [agent()], Whole()))  # type: ignore[arg-type]
-
-
-def test_a_gradient_that_is_not_finite_counts_as_zero_and_is_told_to_the_agent_only(
+def test_a_gradient_that_is_not_finite_counts_as_zero_and_only_the_agent_knows(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     who = agent()
-    x = who.x.clone()
+    x = who.pool_x.clone()
     x[3] = float("nan")
     with caplog.at_level("WARNING", logger="fedspa.agent"):
-        assert sent(TERMS, replace(who, x=x)).isfinite().all()
+        assert sent(TERMS, replace(who, pool_x=x)).isfinite().all()
     assert "1 of the sampled examples" in caplog.text
 
 
@@ -208,7 +183,7 @@ def test_batch_coins_and_noise_come_from_streams_of_their_own(monkeypatch: pytes
         drawn.append(int(arguments[-1].uint64(1)[0]))  # type: ignore[attr-defined]
         return np.arange(RECORDS)
 
-    def noised(total: object, plan: object, seed: bytes, rounding: Stream, noise: Stream) -> np.ndarray:
+    def noised(total: object, plan: object, rounding: Stream, noise: Stream) -> np.ndarray:
         drawn.extend(int(stream.uint64(1)[0]) for stream in (rounding, noise))
         return np.zeros(DIMENSION, dtype=np.int64)
 

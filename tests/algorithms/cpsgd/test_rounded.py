@@ -14,11 +14,9 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from scipy import stats
 
-from fedspa.algorithms.cpsgd.accounting import RoundedStep, rounded_step
-from fedspa.algorithms.cpsgd.accounting import composed_epsilon as bound
-from fedspa.algorithms.cpsgd.event import BinomialEvent
+from fedspa.algorithms.cpsgd.accounting import BinomialEvent, RoundedStep, rounded_step
 from fedspa.mechanisms.gaussian.event import GaussianEvent
-from fedspa.privacy.accounting import epsilon as price
+from fedspa.privacy.accounting import epsilon as total_epsilon
 from fedspa.privacy.event import Event
 from fedspa.privacy.pld import LossMass, composed_mass
 
@@ -27,7 +25,7 @@ EPSILONS = (0.0, 0.05, 0.3, 1.0, 2.5)
 
 
 def rounded_epsilon(events: dict[Event, int], delta: float) -> float:
-    return price(events, delta, neighbours="replace-one")
+    return total_epsilon(events, delta, neighbours="replace-one")
 
 
 def channel(a: float, trials: int, top: int) -> Law:
@@ -54,13 +52,11 @@ def profile(mass: LossMass, epsilon: float) -> float:
     return float(mass.mass @ gain) + mass.infinite
 
 
-@pytest.mark.parametrize(
-    ("trials", "top", "batch"), [(6, 1, 2), (9, 1, 3), (12, 3, 3), (15, 3, 2), (30, 7, 3), (8, 1, 1)]
-)
+@pytest.mark.parametrize(("trials", "top", "batch"), [(6, 1, 2), (12, 3, 3), (15, 3, 2), (8, 1, 1)])
 def test_one_coordinate_dominates_every_pair_of_inputs(trials: int, top: int, batch: int) -> None:
     """All a, a′ of a grid with |a − a′| ≤ ρ, both ways round, at every ε; and the worst of them is nearly reached."""
     shift = Fraction(top, batch)
-    event = BinomialEvent(batch, batch, 1, 1, top.bit_length(), trials, False, 1)
+    event = BinomialEvent(batch, batch, 1, 1, top.bit_length(), trials)
     step = rounded_step(event).discretise(2.0**-12, 12.0)
     places = np.arange(0, top * 12 * batch + 1) / (12 * batch)
     laws = {a: channel(a, trials, top) for a in places}
@@ -103,7 +99,7 @@ def test_sampling_dominates_real_mixtures(others: float) -> None:
 def test_composition_of_whole_runs_by_brute_force() -> None:
     """Two rounds of one coordinate, q = 1/2: the worst of all pairs, enumerated, is within 1 % below."""
     trials = 11
-    event = BinomialEvent(1, 2, 1, 1, 1, trials, False, 1)
+    event = BinomialEvent(1, 2, 1, 1, 1, trials)
     delta = 0.05
     epsilon = rounded_epsilon({event: 2}, delta)
     worst = 0.0
@@ -114,28 +110,23 @@ def test_composition_of_whole_runs_by_brute_force() -> None:
     assert worst <= delta
 
 
-def shift_is_told_exactly(event: BinomialEvent) -> bool:
-    """Elsewhere it is rounded up to a whole number, and a bound that does not may be below it."""
-    return rounded_step(event).shift == Fraction(2**event.bits - 1, event.batch)
-
-
-EVENT = BinomialEvent(10, 600, 1, 21840, 1, 7130, False, 1)
+EVENT = BinomialEvent(10, 600, 1, 21840, 1, 7130)
 
 
 def test_the_papers_settings() -> None:
-    """MNIST's CNN at p = 0.4: the bound's 38.4 is 0.0758 by the exact mechanism, in local DP."""
+    """MNIST's CNN at p = 0.4: ε is 0.0758, in local DP."""
     assert rounded_epsilon({EVENT: 45}, 1e-3) == pytest.approx(0.07581, abs=2e-5)
     assert rounded_epsilon({replace(EVENT, trials=82): 45}, 1e-3) == pytest.approx(19.73, abs=0.01)
     assert rounded_epsilon({replace(EVENT, trials=7): 45}, 1e-3) == math.inf
     assert rounded_epsilon({EVENT: 0}, 1e-3) == 0.0
 
 
-@pytest.mark.parametrize(("bits", "trials"), [(1, 7130), (1, 10**6), (4, 65520), (4, 3_000_000), (8, 10**9)])
+@pytest.mark.parametrize(("bits", "trials"), [(1, 7130), (4, 65520), (8, 10**9)])
 def test_it_is_a_little_above_the_gaussian_of_its_variance(bits: int, trials: int) -> None:
     """N(0, N/4) against a shift of ρ in d coordinates has the limit's ε: a few percent below, never above."""
     event = replace(EVENT, bits=bits, trials=trials)
     shift = float(rounded_step(event).shift) * math.sqrt(event.dimension)
-    gaussian = price(
+    gaussian = total_epsilon(
         {GaussianEvent("fixed", 10, 600, 1, 2 * math.sqrt(trials / 4) / shift): 45}, 1e-3, neighbours="replace-one"
     )
     exact = rounded_epsilon({event: 45}, 1e-3)
@@ -149,12 +140,10 @@ def test_it_is_a_little_above_the_gaussian_of_its_variance(bits: int, trials: in
     st.integers(100, 10**6),
     st.integers(1, 30),
 )
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=12, deadline=None)
 @example(batch=1, dimension=2, bits=6, trials=599, times=1)  # as printed, the theorem says 30.10; the truth is 30.92
-def test_more_noise_costs_less_and_the_bound_costs_more(
-    batch: int, dimension: int, bits: int, trials: int, times: int
-) -> None:
-    event = BinomialEvent(batch, 600, 1, dimension, bits, trials, False, 1)
+def test_more_noise_costs_less(batch: int, dimension: int, bits: int, trials: int, times: int) -> None:
+    event = BinomialEvent(batch, 600, 1, dimension, bits, trials)
     cost = rounded_epsilon({event: times}, 1e-4)
     quieter = rounded_epsilon({replace(event, trials=2 * trials): times}, 1e-4)
     longer = rounded_epsilon({event: times + 1}, 1e-4)
@@ -163,21 +152,26 @@ def test_more_noise_costs_less_and_the_bound_costs_more(
     assert quieter <= cost * slack + 1e-6
     assert cost <= longer * slack + 1e-6
     assert cost <= larger * slack + 1e-6
-    if shift_is_told_exactly(event):
-        assert cost <= bound({event: times}, 1e-4) * slack
 
 
-@pytest.mark.parametrize("trials", [8_388_607, 8_388_608, 7130, 7131])
-@pytest.mark.parametrize("shift", [Fraction(1, 10), Fraction(1), Fraction(2), Fraction(3)])
+@pytest.mark.parametrize("trials", [8_388_608, 7131])
+@pytest.mark.parametrize("shift", [Fraction(1, 10), Fraction(3)])
 def test_no_mass_is_counted_twice(trials: int, shift: Fraction) -> None:
     """With an odd number of trials one value has a loss of exactly 0 (a tenth, one, three)."""
     release = RoundedStep(1.0, 20_000, shift, trials)._release(8.0)
     assert 1 - 1e-9 <= float(release.mass.sum()) + release.infinite < 1 + 1e-6
 
 
-@pytest.mark.parametrize(("trials", "bits", "batch"), [(1, 1, 1), (2, 2, 2), (1, 4, 2), (2, 16, 1), (3, 2, 1)])
+@pytest.mark.parametrize(
+    ("trials", "bits", "batch"),
+    [
+        (1, 1, 1),
+        (2, 2, 2),
+        (2, 16, 1),
+    ],
+)
 def test_shifts_beyond_the_noise_have_no_epsilon(trials: int, bits: int, batch: int) -> None:
-    assert rounded_epsilon({BinomialEvent(batch, 8, 1, 16, bits, trials, False, 1): 1}, 1e-3) == math.inf
+    assert rounded_epsilon({BinomialEvent(batch, 8, 1, 16, bits, trials): 1}, 1e-3) == math.inf
 
 
 def test_a_whole_composed_distribution_is_from_above() -> None:
@@ -195,7 +189,7 @@ def test_a_whole_composed_distribution_is_from_above() -> None:
 @pytest.mark.parametrize(("dimension", "delta"), [(1, 1e-3), (2, 1.4e-3)])
 def test_more_than_half_of_the_mass_at_infinite_loss(dimension: int, delta: float) -> None:
     """Shift 3 against Bin(4, ½): 11/16 of a coordinate's mass is where the other law has none."""
-    event = BinomialEvent(1, 600, 1, dimension, 2, 4, False, 1)
+    event = BinomialEvent(1, 600, 1, dimension, 2, 4)
     certain = (1 - (5 / 16) ** dimension) / 600
     assert delta < certain
     assert rounded_epsilon({event: 1}, delta) == math.inf
@@ -203,10 +197,8 @@ def test_more_than_half_of_the_mass_at_infinite_loss(dimension: int, delta: floa
 
 
 @pytest.mark.filterwarnings("error")
-@pytest.mark.parametrize(
-    ("bits", "trials"), [(16, 10**6), (16, 4 * 10**6), (16, 2**23), (12, 10_000), (12, 20_000), (8, 300), (16, 1000)]
-)
-@pytest.mark.parametrize("dimension", [1, 5, 650])
+@pytest.mark.parametrize(("bits", "trials"), [(16, 10**6), (16, 2**23), (12, 20_000), (16, 1000)])
+@pytest.mark.parametrize("dimension", [1, 650])
 def test_a_shift_so_far_beyond_the_noise_that_probabilities_vanish(bits: int, trials: int, dimension: int) -> None:
     """Both laws are 0 in floating point where the other has its mass: that is no agreement, but an endless loss."""
-    assert rounded_epsilon({BinomialEvent(1, 600, 1, dimension, bits, trials, False, 1): 1}, 1e-3) == math.inf
+    assert rounded_epsilon({BinomialEvent(1, 600, 1, dimension, bits, trials): 1}, 1e-3) == math.inf

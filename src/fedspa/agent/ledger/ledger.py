@@ -2,7 +2,7 @@
 
 Local DP does not trust the server, so the agent keeps its own ledger: `reserve` writes a participation *before*
 training, `release` marks it just before the update leaves. A crash in between wastes budget and hides nothing. What the
-stored events cost together is computed by `privacy.cap`.
+stored events cost together is computed by `privacy.budget`.
 """
 
 from __future__ import annotations
@@ -22,8 +22,10 @@ from fedspa.agent.ledger import storage
 from fedspa.agent.ledger.storage import damaged, explained
 from fedspa.errors import BudgetError, LedgerError, PrivacyError
 from fedspa.mechanisms import UnknownKind, event_of
-from fedspa.privacy.cap import Cap, FirstPlan, Total, passed, shown, shown_left, total
-from fedspa.privacy.event import MOST, Event, Neighbours, noise_modes, seeded_words, told
+from fedspa.privacy.budget import FirstPlan, PrivacyBudget, Total, exceeded_limit, shown, shown_left, total
+from fedspa.privacy.event import MOST, Event, Neighbours, noise_modes, seeded_warning
+
+NUMBERED = "agent-"  # the names of agents that have none: with their numbers
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +68,8 @@ class Ledger:
     @classmethod
     def open(cls, path: str | Path, *, create: bool = True, simulated: bool = False) -> Self:
         """Open the ledger at `path`; with `create`, make it if there is no file. A bad file is never replaced. A ledger
-        that is behind its anchor has lost spends and is refused, and so is one with an event that has no price here.
+        that is behind its anchor has lost spends and is refused, and so is one with an event that no accountant here
+        composes.
 
         A deployment creates its ledger once and from then on opens it with `create=False`: a ledger that went missing
         is then an error and not a fresh budget. A `simulated` ledger survives a killed process but not a power loss: it
@@ -107,12 +110,6 @@ class Ledger:
         with explained(self.path):
             return self._connection.execute(statement, values).fetchall()
 
-    def iterate(self, statement: str, *values: object) -> Iterator[tuple[Any, ...]]:
-        """Yield the rows of a statement one at a time: a ledger may have more of them than fit in memory."""
-        with explained(self.path):
-            for row in self._connection.execute(statement, values):  # noqa: UP028 (it would close the cursor later)
-                yield row
-
     def parse(self, text: str) -> Event:
         """Return the event that this ledger stores as `text`."""
         try:
@@ -129,7 +126,7 @@ class Ledger:
         run: str,
         message: str,
         *,
-        cap: Cap | None = None,
+        cap: PrivacyBudget | None = None,
         announced: int | None = None,
     ) -> Reservation:
         """Record that `agent` takes part: durable on return, and counted once per (agent, run, message).
@@ -137,7 +134,7 @@ class Ledger:
         With a `cap`, check and record are one step: of two processes that both want the last of a budget, one gets a
         BudgetError. A reservation that is not `fresh` pays for one release only: see `release`. `announced` is how
         often the run's plan has the agent take part, in all; kept with the agent's first entry, it makes that plan the
-        one that is priced as a whole (`cap.admits`).
+        one that is accounted as a whole (`PrivacyBudget.admits`).
         """
         return self.reserve_many({agent: event}, run, message, cap=cap, announced=announced)[0]
 
@@ -147,18 +144,18 @@ class Ledger:
         run: str,
         message: str,
         *,
-        cap: Cap | None = None,
+        cap: PrivacyBudget | None = None,
         announced: int | None = None,
     ) -> list[Reservation]:
         """`reserve` for all agents of a round in one durable write: all of them, or (on any error) none."""
         for name, value in (("run", run), ("message", message), *(("agent", agent) for agent in events)):
             check_name(name, value)
         if announced is not None and not 1 <= announced <= MOST:
-            raise LedgerError(f"announced is {told(announced)}; it must lie between 1 and {MOST:g}")
+            raise LedgerError(f"announced is {announced}; it must lie between 1 and {MOST:g}")
         if cap is not None and not self._writing:
             # Computing ε takes a fraction of a second and its result is cached. Computed here first, it holds the lock
             # below for that long only if another process changed the total in between.
-            self._over_cap(events, cap, announced)
+            self._over_cap({agent: (event, 1) for agent, event in events.items()}, cap, announced)
         with self.transaction():
             self.require_unit(events)
             found = self._find(events, run, message)
@@ -170,7 +167,7 @@ class Ledger:
                     )
             new = {agent: event for agent, event in events.items() if agent not in found}
             if cap is not None:
-                for agent in self._over_cap(new, cap, announced):
+                for agent in self._over_cap({agent: (event, 1) for agent, event in new.items()}, cap, announced):
                     self.require(agent, new[agent], cap, announced=announced)
             found |= self._insert(new, run, message, announced)
             return [found[agent] for agent in events]
@@ -274,6 +271,10 @@ class Ledger:
         count: int = self.query("SELECT count(*) FROM entry WHERE agent = ? AND run = ?", agent, run)[0][0]
         return count
 
+    def participations_by_agent(self, run: str) -> Counter[str]:
+        """Return the number of entries of each agent in `run`."""
+        return Counter(dict(self.query("SELECT agent, count(*) FROM entry WHERE run = ? GROUP BY agent", run)))
+
     def events(self, run: str) -> set[Event]:
         """Return the distinct events of `run`, of all its agents."""
         rows = self.query("SELECT DISTINCT text FROM entry JOIN event ON event.id = entry.event WHERE run = ?", run)
@@ -284,24 +285,50 @@ class Ledger:
         rows = self.query("SELECT text, count FROM total JOIN event ON event.id = total.event WHERE agent = ?", agent)
         return Counter({self.parse(text): count for text, count in rows})
 
-    def largest(self, but: str | None = None) -> Counter[Event]:
-        """Return what no record can have spent more than, whichever agent held it in which run: of every run, `but`
-        one, the most of any agent. Simulations number their agents, and another run may assign a record to another."""
+    def runs_with(self, agents: Iterable[str]) -> list[str]:
+        """List the runs in which a record of `agents` may have taken part, oldest first. A simulation that numbers its
+        agents may have given it to any of them: such a run always counts, and every run does where some of `agents` are
+        numbered. Left out are runs of named agents only, none of them one of `agents`."""
+        names = list(agents)
+        rows = self.query(
+            "SELECT run FROM entry WHERE ? OR agent IN (SELECT value FROM json_each(?)) OR agent GLOB ? "
+            "GROUP BY run ORDER BY min(sequence)",
+            any(name.startswith(NUMBERED) and name[len(NUMBERED) :].isdigit() for name in names),
+            json.dumps(names),
+            f"{NUMBERED}[0-9]*",
+        )
+        return [run for (run,) in rows]
+
+    def run_count(self) -> int:
+        """Return the number of runs that have entries."""
+        return int(self.query("SELECT count(DISTINCT run) FROM entry")[0][0])
+
+    def largest(self, runs: Iterable[str]) -> Counter[Event]:
+        """Return what no record can have spent more than in `runs`, whichever agent held it: of each, the most of any
+        agent."""
         counts: Counter[Event] = Counter()
         for text, count in self.query(
-            "SELECT text, max(count) FROM (SELECT run, event, count(*) AS count FROM entry WHERE run IS NOT ? "
-            "GROUP BY run, agent, event) JOIN event ON event.id = event GROUP BY run, event",
-            but,
+            "SELECT text, max(count) FROM (SELECT run, event, count(*) AS count FROM entry WHERE run IN "
+            "(SELECT value FROM json_each(?)) GROUP BY run, agent, event) JOIN event ON event.id = event "
+            "GROUP BY run, event",
+            json.dumps(list(runs)),
         ):
             counts[self.parse(text)] += count
         return counts
 
-    def first_plan(self, agent: str | None = None) -> FirstPlan | None:
-        """Return what was announced with the first entry of `agent` (or of the whole ledger), if anything was."""
-        first = "1" if agent is None else "(SELECT min(first) FROM total WHERE agent = ?)"
+    def first_plan(self, agent: str) -> FirstPlan | None:
+        """Return what was announced with the first entry of `agent`, if anything was."""
+        return self._plan_of("(SELECT min(first) FROM total WHERE agent = ?)", agent)
+
+    def first_plan_of(self, runs: Iterable[str]) -> FirstPlan | None:
+        """Return what was announced with the first entry of all `runs`, if anything was."""
+        return self._plan_of(
+            "(SELECT min(sequence) FROM entry WHERE run IN (SELECT value FROM json_each(?)))", json.dumps(list(runs))
+        )
+
+    def _plan_of(self, sequence: str, value: str) -> FirstPlan | None:
         rows = self.query(
-            f"SELECT text, announced FROM entry JOIN event ON event.id = entry.event WHERE sequence = {first}",
-            *([] if agent is None else [agent]),
+            f"SELECT text, announced FROM entry JOIN event ON event.id = entry.event WHERE sequence = {sequence}", value
         )
         return None if not rows else self.plan(self.parse(rows[0][0]), rows[0][1])
 
@@ -335,25 +362,25 @@ class Ledger:
         return self.total(agent, delta, neighbours).epsilon
 
     def would_exceed(
-        self, agent: str, event: Event, cap: Cap, *, participations: int = 1, announced: int | None = None
+        self, agent: str, event: Event, cap: PrivacyBudget, *, participations: int = 1, announced: int | None = None
     ) -> bool:
-        """Whether that many more `event`s would bring `agent` above its cap. Advice: `reserve(cap=...)` decides.
+        """Return whether that many more `event`s would bring `agent` above its cap. Advice: `reserve(cap=...)` decides.
 
         An agent without entries has `announced` of them as its first plan (if that is not given: `participations`).
         """
         after, plan = self._after(agent, event, participations, announced)
-        return passed(after, cap, plan) is not None
+        return exceeded_limit(after, cap, plan) is not None
 
     def require(
-        self, agent: str, event: Event, cap: Cap, *, participations: int = 1, announced: int | None = None
+        self, agent: str, event: Event, cap: PrivacyBudget, *, participations: int = 1, announced: int | None = None
     ) -> None:
         """Raise a BudgetError, with the budget that remains, if `would_exceed` is true."""
         events, plan = self._after(agent, event, participations, announced)
-        if (limit := passed(events, cap, plan)) is None:
+        if (limit := exceeded_limit(events, cap, plan)) is None:
             return
         spent = limit.total(self.spent(agent), self.first_plan(agent)).epsilon
         after = limit.total(events, plan)
-        by = "; ".join(filter(None, (after.by, limit.words, seeded_words(noise_modes(events)))))
+        by = "; ".join(filter(None, (after.by, limit.words, seeded_warning(noise_modes(events)))))
         raise BudgetError(
             f"agent {agent!r} has ε = {shown_left(limit.epsilon, spent)} left: {shown(spent)} of its cap "
             f"{limit.epsilon:.4g} is spent, and {participations} more participation{'s' * (participations > 1)} would "
@@ -361,16 +388,37 @@ class Ledger:
             "ask for fewer or noisier participations"
         )
 
-    def _over_cap(self, events: Mapping[str, Event], cap: Cap, announced: int | None) -> list[str]:
-        """List the agents for whose event the cap has no room. Agents of a simulation mostly spent the same: the same
-        totals are computed once."""
+    def require_all(self, participations: Mapping[str, int], event: Event, cap: PrivacyBudget) -> None:
+        """`require` for many agents, each with its number of further participations."""
+        wanted = {agent: (event, count) for agent, count in participations.items()}
+        for agent in self._over_cap(wanted, cap, None):
+            self.require(agent, event, cap, participations=participations[agent])
+
+    def _over_cap(
+        self, wanted: Mapping[str, tuple[Event, int]], cap: PrivacyBudget, announced: int | None
+    ) -> list[str]:
+        """List the agents that as many further events would bring above the budget. Agents of a simulation mostly spent
+        the same, so that each distinct total is computed once."""
+        spent: dict[str, Counter[Event]] = {agent: Counter() for agent in wanted}
+        for agent, text, count in self._of_agents(
+            "SELECT agent, text, count FROM total JOIN event ON event.id = total.event", wanted
+        ):
+            spent[agent][self.parse(text)] = count
+        first_entries = self.query(
+            "SELECT entry.agent, text, announced FROM entry JOIN event ON event.id = entry.event WHERE sequence IN "
+            "(SELECT min(first) FROM total WHERE agent IN (SELECT value FROM json_each(?)) GROUP BY agent)",
+            json.dumps(list(wanted)),
+        )
+        plans = {agent: self.plan(self.parse(text), number) for agent, text, number in first_entries}
         known: dict[object, bool] = {}
         over = []
-        for agent, event in events.items():
-            after, plan = self._after(agent, event, 1, announced)
+        for agent, (event, count) in wanted.items():
+            _check_unit(agent, spent[agent], event)
+            plan = plans.get(agent) if spent[agent] else FirstPlan(event, announced or count)
+            after = spent[agent] + Counter({event: count})
             key = frozenset(after.items()), plan
             if key not in known:
-                known[key] = passed(after, cap, plan) is not None
+                known[key] = exceeded_limit(after, cap, plan) is not None
             over += [agent] if known[key] else []
         return over
 
@@ -418,7 +466,7 @@ class Ledger:
 
 
 def has_entries(path: Path) -> bool:
-    """Whether the ledger at `path` holds entries, or held any: its anchor outlives it."""
+    """Return whether the ledger at `path` holds entries, or held any: its anchor outlives it."""
     if not path.exists():
         seen = storage.read_anchor(path)
         return seen is not None and seen.entries > 0
@@ -436,8 +484,8 @@ def _check_unit(agent: str, spent: Iterable[Event], event: Event) -> None:
         if other.unit != event.unit:
             raise LedgerError(
                 f"agent {agent!r} has entries that protect each {other.unit}, and this one protects each {event.unit}: "
-                f"their ε do not add up; take a run whose unit is the {other.unit}, or an agent's name of its own for "
-                "records that this agent never used (docs/persons.md)"
+                f"their ε do not add up; take a run whose unit is the {other.unit}, or for records that this agent "
+                "never used another name or another ledger (run.ledger; docs/privacy.md)"
             )
 
 

@@ -1,15 +1,15 @@
-"""What a ledger's reader asks for: a summary by agent, an export, whether the file can be trusted, and how to continue
-after a loss. Only `accept_loss` writes."""
+"""Reports on a ledger: a summary by agent, an export, a verification of the file, and the way to continue after a loss.
+Only `accept_loss` writes."""
 
 from __future__ import annotations
 
-import heapq
 import json
 import sqlite3
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import closing
 from dataclasses import asdict, dataclass
+from functools import cache
 from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
@@ -20,9 +20,10 @@ from fedspa.agent.ledger.ledger import Ledger, Loss, now
 from fedspa.agent.ledger.storage import GENESIS, Anchor, damaged, explained
 from fedspa.errors import LedgerError, PrivacyError
 from fedspa.mechanisms import event_of
-from fedspa.privacy.cap import Cap, FirstPlan, floor_total, participations_within, total
+from fedspa.privacy.budget import FirstPlan, PrivacyBudget, participations_within, total, worst_case_total
 from fedspa.privacy.event import Event, Neighbours, noise_modes
 
+_LONGEST_NAME = 40
 MOST_PROBLEMS = 20  # a broken chain breaks at every later entry; nobody reads a million lines
 # What an entry holds, by name; the last two are of its release, which there may not be.
 COLUMNS = ("sequence", "agent", "run", "message", "event", "announced", "reserved_at", "hash", "digest", "released_at")
@@ -34,9 +35,11 @@ _ENTRIES = (
 
 @dataclass(frozen=True, slots=True)
 class RunSummary:
-    """One agent's entries in one run; times are UTC, of its first and last entry in the order of writing."""
+    """What one agent, or all of them, wrote in one run; times are UTC. A run's own ε is in its summary, by an
+    accountant that knew its plan."""
 
     run: str
+    agents: int
     participations: int
     released: int
     first_at: str
@@ -47,12 +50,12 @@ class RunSummary:
 class AgentSummary:
     """What one agent spent over all runs. The last two are None without a cap.
 
-    `epsilon` is that of a cap which would have admitted all of it, `accountant` the method that shows it (`cap.total`):
-    against the server with up to the colluders of each run. `epsilon_floor` is the same if all other members collude;
-    without secure aggregation the two are equal. `noise` counts participations by the source of their noise: ε is a
-    guarantee only if all of it was `secure` or `exact`. `epsilon_left` is the cap less ε as the cap counts, which is
-    the floor if it trusts no aggregation. As ε grows more slowly than in proportion, plan with `participations_left`
-    (of `last_event`) instead.
+    `epsilon` is that of a cap which would have admitted all of it, `accountant` the method that shows it
+    (`cap.total`): against the server with up to the colluders of each run. `epsilon_worst_case` is the same if all
+    others collude; without secure aggregation the two are equal. `noise` counts participations by the source of their
+    noise: ε is a guarantee only if all of it was `secure` or `exact`. `epsilon_left` is the cap less ε as the cap
+    counts, which is the worst case if it trusts no aggregation. As ε grows more slowly than in proportion, plan with
+    `participations_left` (of `last_event`) instead.
     """
 
     agent: str
@@ -60,12 +63,12 @@ class AgentSummary:
     spent: Mapping[Event, int]
     last_event: Event
     epsilon: float
-    epsilon_floor: float
+    epsilon_worst_case: float
     delta: float
     neighbours: Neighbours
     accountant: str
     noise: Mapping[str, int]
-    cap: Cap | None
+    cap: PrivacyBudget | None
     epsilon_left: float | None
     participations_left: int | None
 
@@ -74,7 +77,8 @@ class AgentSummary:
 class LedgerSummary:
     """A ledger's agents, and its head: written down elsewhere, `entries` and `head` show later whether this file is
     the same ledger or an older copy. `known_agents` is how many it has, `epsilon_least` and `epsilon_most` are over all
-    of them, `agents` are those that were asked for, `noise` counts all participations."""
+    of them, `agents` are those that were asked for, `noise` counts all participations, `runs` are in the order of their
+    first entries (those of the one agent that was asked for)."""
 
     path: str
     entries: int
@@ -86,6 +90,7 @@ class LedgerSummary:
     epsilon_least: float
     epsilon_most: float
     agents: tuple[AgentSummary, ...]
+    runs: tuple[RunSummary, ...]
 
 
 def summary(
@@ -93,25 +98,22 @@ def summary(
     *,
     delta: float,
     neighbours: Neighbours,
-    cap: Cap | None = None,
+    cap: PrivacyBudget | None = None,
     agent: str | None = None,
     most: int | None = None,
 ) -> LedgerSummary:
     """Summarise who spent what, when, in which runs; ε so far, what is left of `cap`, how many more like the last fit.
 
-    Agents are one `agent`, the `most` that spent most, or all, by name. Each distinct total is priced once, however
+    Agents are one `agent`, the `most` that spent most, or all, by name. Each distinct total is computed once, however
     many agents have it.
     """
     with Ledger.read(path) as ledger:
-        prices = _Prices(ledger, delta, neighbours, cap)
-        tally = Counter(spent for _, spent, _ in _totals(ledger, agent))
-        if agent is not None and not tally:
+        accounts, spent = _Accounts(ledger, delta, neighbours, cap), _spent_by(ledger, agent)
+        if agent is not None and not spent:
             known = [row[0] for row in ledger.query("SELECT DISTINCT agent FROM total ORDER BY agent LIMIT 20")]
             raise LedgerError(f"{path} has no entries of agent {agent!r}; it knows: {', '.join(known) or 'none'}")
-        costs = [prices.of(spent).epsilon for spent in tally] or [0.0]
-        chosen: Iterable[_Totals] = _totals(ledger, agent)
-        if most is not None:
-            chosen = heapq.nsmallest(most, chosen, key=lambda one: (-prices.of(one.spent).epsilon, one.agent))
+        costs = {name: accounts.cost(each).epsilon for name, each in spent.items()}
+        chosen = list(spent) if most is None else sorted(spent, key=lambda name: (-costs[name], name))[:most]
         newest = ledger.position()
         return LedgerSummary(
             path=str(path),
@@ -120,20 +122,28 @@ def summary(
             head=newest.hash,
             losses=tuple(ledger.losses()),
             noise=ledger.noise(),
-            known_agents=tally.total(),
-            epsilon_least=min(costs),
-            epsilon_most=max(costs),
-            agents=tuple(prices.summarise(one) for one in chosen),
+            known_agents=len(spent),
+            epsilon_least=min(costs.values(), default=0.0),
+            epsilon_most=max(costs.values(), default=0.0),
+            agents=tuple(accounts.summarise(name, spent[name]) for name in chosen),
+            runs=runs_of(ledger, agent),
         )
 
 
-def each_agent(
-    path: str | Path, *, delta: float, neighbours: Neighbours, cap: Cap | None = None
-) -> Iterator[AgentSummary]:
-    """Yield all of `summary`'s agents, by name, one at a time: a ledger may have more than fit in memory."""
-    with Ledger.read(path) as ledger:
-        prices = _Prices(ledger, delta, neighbours, cap)
-        yield from map(prices.summarise, _totals(ledger))
+def short(run: str) -> str:
+    """Return a run's name as tables show it: its beginning, and enough of what was drawn to tell it from others."""
+    return run if len(run) <= _LONGEST_NAME else f"{run[: _LONGEST_NAME - 9]}…{run[-8:]}"
+
+
+def runs_of(ledger: Ledger, agent: str | None = None) -> tuple[RunSummary, ...]:
+    """Return what each run wrote, of all agents or of one, in the order of their first entries."""
+    only, values = ("", ()) if agent is None else ("WHERE agent = ?", (agent,))
+    rows = ledger.query(
+        "SELECT run, count(DISTINCT agent), count(*), count(digest), min(reserved_at), max(reserved_at) FROM entry "
+        f"LEFT JOIN release USING (sequence) {only} GROUP BY run ORDER BY min(sequence)",
+        *values,
+    )
+    return tuple(RunSummary(*row) for row in rows)
 
 
 class _Spent(NamedTuple):
@@ -143,99 +153,79 @@ class _Spent(NamedTuple):
     first: tuple[int, int] | None
 
 
-class _Totals(NamedTuple):
-    agent: str
-    spent: _Spent
-    last: int  # the agent's newest entry
-
-
-def _totals(ledger: Ledger, agent: str | None = None) -> Iterator[_Totals]:
-    """Yield agents by name, with what they spent as the ledger counts it."""
+def _spent_by(ledger: Ledger, agent: str | None) -> dict[str, _Spent]:
+    """Return what each agent spent as the ledger counts it, by name."""
     only, values = ("", ()) if agent is None else ("WHERE total.agent = ?", (agent,))
-    rows = ledger.iterate(
-        "SELECT total.agent, total.event, count, first, last, announced FROM total LEFT JOIN entry ON sequence = first "
+    rows = ledger.query(
+        "SELECT total.agent, total.event, count, first, announced FROM total LEFT JOIN entry ON sequence = first "
         f"{only} ORDER BY total.agent, total.event",
         *values,
     )
+    found = {}
     for name, group in groupby(rows, key=itemgetter(0)):
         held = list(group)
-        _, event, _, _, _, announced = min(held, key=itemgetter(3))
-        counts = tuple((row[1], row[2]) for row in held)
-        first = None if announced is None else (event, announced)
-        yield _Totals(name, _Spent(counts, first), max(row[4] for row in held))
+        _, event, _, _, announced = min(held, key=itemgetter(3))
+        found[name] = _Spent(tuple(row[1:3] for row in held), None if announced is None else (event, announced))
+    return found
 
 
-class _Price(NamedTuple):
+class _Cost(NamedTuple):
     events: Counter[Event]
     first: FirstPlan | None
     epsilon: float
-    floor: float
+    worst_case: float
     accountant: str
     left: float | None
 
 
-class _Prices:
+class _Accounts:
     """Computes ε of what agents spent: many spent the same, and each total takes milliseconds."""
 
-    def __init__(self, ledger: Ledger, delta: float, neighbours: Neighbours, cap: Cap | None) -> None:
+    def __init__(self, ledger: Ledger, delta: float, neighbours: Neighbours, cap: PrivacyBudget | None) -> None:
         self._ledger, self._delta, self._neighbours, self._cap = ledger, delta, neighbours, cap
         self._events = {number: ledger.parse(text) for number, text in ledger.query("SELECT id, text FROM event")}
-        self._known: dict[_Spent, _Price] = {}
-        self._left: dict[tuple[_Spent, Event], int] = {}
-
-    def of(self, spent: _Spent) -> _Price:
-        if spent not in self._known:
-            events = Counter({self._event(number): count for number, count in spent.counts})
-            first = None if spent.first is None else self._ledger.plan(self._event(spent.first[0]), spent.first[1])
-            own = total(events, self._delta, self._neighbours, first)
-            floor = floor_total(events, self._delta, self._neighbours, first, own)
-            left = None
-            if self._cap is not None:  # of the cap's ε, as the cap counts
-                aggregated = any(event.members for event in events)
-                counted = self._cap.limits[0].total(events, first) if aggregated else own
-                left = max(0.0, self._cap.epsilon - counted.epsilon)
-            self._known[spent] = _Price(events, first, own.epsilon, floor.epsilon, own.by, left)
-        return self._known[spent]
+        self.cost, self._left = cache(self._priced), cache(self._participations_left)
 
     def _event(self, number: int) -> Event:
         if number not in self._events:
             raise LedgerError(damaged(self._ledger.path, f"a total counts event {number}, which is missing"))
         return self._events[number]
 
-    def _participations_left(self, spent: _Spent, event: Event) -> int | None:
-        if self._cap is None:
-            return None
-        if (spent, event) not in self._left:
-            price = self.of(spent)
-            self._left[spent, event] = participations_within(event, self._cap, price.events, price.first)
-        return self._left[spent, event]
+    def _priced(self, spent: _Spent) -> _Cost:
+        events = Counter({self._event(number): count for number, count in spent.counts})
+        first = None if spent.first is None else self._ledger.plan(self._event(spent.first[0]), spent.first[1])
+        own = total(events, self._delta, self._neighbours, first)
+        worst = worst_case_total(events, self._delta, self._neighbours, first, own)
+        left = None
+        if self._cap is not None:  # of the cap's ε, as the cap counts
+            aggregated = any(event.members for event in events)
+            counted = self._cap.limits[0].total(events, first) if aggregated else own
+            left = max(0.0, self._cap.epsilon - counted.epsilon)
+        return _Cost(events, first, own.epsilon, worst.epsilon, own.by, left)
 
-    def summarise(self, one: _Totals) -> AgentSummary:
-        newest = self._ledger.query("SELECT event FROM entry WHERE sequence = ?", one.last)
-        if not newest:
+    def _participations_left(self, spent: _Spent, event: Event) -> int | None:
+        cost = self.cost(spent)
+        return None if self._cap is None else participations_within(event, self._cap, cost.events, cost.first)
+
+    def summarise(self, agent: str, spent: _Spent) -> AgentSummary:
+        newest = "SELECT event FROM entry WHERE sequence = (SELECT max(last) FROM total WHERE agent = ?)"
+        if not (rows := self._ledger.query(newest, agent)):
             raise LedgerError(damaged(self._ledger.path, "entries are missing that its totals count"))
-        last_event, price = self._event(newest[0][0]), self.of(one.spent)
-        runs = self._ledger.query(
-            "SELECT old.run, entries, released, old.reserved_at, new.reserved_at FROM (SELECT count(*) AS entries, "
-            "count(digest) AS released, min(sequence) AS first, max(sequence) AS last FROM entry LEFT JOIN release "
-            "USING (sequence) WHERE agent = ? GROUP BY run) JOIN entry AS old ON old.sequence = first "
-            "JOIN entry AS new ON new.sequence = last ORDER BY first",
-            one.agent,
-        )
+        last_event, cost = self._event(rows[0][0]), self.cost(spent)
         return AgentSummary(
-            agent=one.agent,
-            runs=tuple(RunSummary(*run) for run in runs),
-            spent=price.events,
+            agent=agent,
+            runs=runs_of(self._ledger, agent),
+            spent=cost.events,
             last_event=last_event,
-            epsilon=price.epsilon,
-            epsilon_floor=price.floor,
+            epsilon=cost.epsilon,
+            epsilon_worst_case=cost.worst_case,
             delta=self._delta,
             neighbours=self._neighbours,
-            accountant=price.accountant,
-            noise=noise_modes(price.events),
+            accountant=cost.accountant,
+            noise=noise_modes(cost.events),
             cap=self._cap,
-            epsilon_left=price.left,
-            participations_left=self._participations_left(one.spent, last_event),
+            epsilon_left=cost.left,
+            participations_left=self._left(spent, last_event),
         )
 
 
@@ -267,16 +257,15 @@ def export(path: str | Path) -> dict[str, Any]:
     return content
 
 
-def lines(path: str | Path) -> tuple[str, list[dict[str, Any]]]:
-    """Return the head's hash, and the entries as they are stored, unparsed (`COLUMNS`)."""
-    with Ledger.read(path) as ledger:
-        head, found = ledger.position().hash, ledger.query(_ENTRIES)
+def lines(ledger: Ledger, run: str) -> list[dict[str, Any]]:
+    """Return the entries of a run as they are stored, unparsed (`COLUMNS`)."""
+    found = ledger.query(_ENTRIES.replace("ORDER", "WHERE run = ? ORDER"), run)
     texts = [column for column in COLUMNS if column not in ("sequence", "announced", "digest", "released_at")]
     rows = [dict(zip(COLUMNS, row, strict=True)) for row in found]
     for row in rows:
         if not all(isinstance(row[name], str) for name in texts) or not isinstance(row["digest"], str | None):
-            raise LedgerError(damaged(Path(path), "no text where text belongs"))
-    return head, rows
+            raise LedgerError(damaged(ledger.path, "no text where text belongs"))
+    return rows
 
 
 def verify(path: str | Path) -> list[str]:
@@ -341,8 +330,8 @@ def _problems(path: Path, connection: sqlite3.Connection, anchor: Anchor | None)
 def accept_loss(path: Path, entries: int) -> Loss:
     """Give the ledger a new anchor at its present end, and record in it what is gone.
 
-    `entries` must be what the ledger holds now: whoever accepts a loss has looked. Anything else that is wrong is still
-    refused.
+    `entries` must be the number that the ledger holds now, which shows that the operator has looked. Any other problem
+    is still refused.
     """
     with explained(path), closing(storage.connect(path, "rw", anchored=False)) as connection:
         connection.execute("BEGIN IMMEDIATE")

@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import Literal
 
 from fedspa import durable
-from fedspa.errors import LedgerError, worded
+from fedspa.errors import LedgerError, os_errors_as
 
 APPLICATION_ID = 0x46535041  # "FSPA"
 SCHEMA_VERSION = 1
@@ -95,7 +95,7 @@ class Anchor:
 
     @property
     def writes(self) -> int:
-        """Of two anchors of one ledger, the later has more writes."""
+        """The number of writes: of two anchors of one ledger, the later has more."""
         return self.entries + self.releases
 
 
@@ -112,7 +112,10 @@ def position(connection: sqlite3.Connection) -> Anchor:
         "SELECT (SELECT name FROM identity), (SELECT max(sequence) FROM entry), (SELECT max(number) FROM release), "
         "(SELECT hash FROM entry ORDER BY sequence DESC LIMIT 1)"
     ).fetchone()
-    return Anchor(str(name), entries or 0, releases or 0, GENESIS if link is None else link)
+    entries, releases = entries or 0, releases or 0
+    if not isinstance(entries, int) or not isinstance(releases, int):  # SQLite keeps any type in any column
+        raise sqlite3.DatabaseError("the number of an entry or a release is no whole number")
+    return Anchor(str(name), entries, releases, GENESIS if link is None else link)
 
 
 def missing_spends(path: Path, connection: sqlite3.Connection, anchor: Anchor | None) -> str | None:
@@ -120,7 +123,7 @@ def missing_spends(path: Path, connection: sqlite3.Connection, anchor: Anchor | 
     read before the view that the connection has."""
     now, file = position(connection), anchor_path(path).name
     if anchor is None:
-        return f"its anchor {file} is missing, so whether there were more than its {now.entries} entries cannot be told"
+        return f"its anchor {file} is missing, so nothing shows whether there were more than its {now.entries} entries"
     if anchor.ledger != now.ledger:
         return f"its anchor {file} is another ledger's, or the ledger was replaced by another"
     if now.entries < anchor.entries:
@@ -157,7 +160,7 @@ def create(path: Path) -> None:
             "away if you are sure that nothing was spent"
         )
     advice = "put it in a writable folder on a local disk"
-    with explained(path), worded(LedgerError, lambda why: f"cannot create the ledger {path}: {why}; {advice}"):
+    with explained(path), os_errors_as(LedgerError, f"cannot create the ledger {path}", advice):
         if seen is None:
             with _new_file(anchor_path(path)) as draft:
                 draft.write_bytes(_anchor_file(Anchor(secrets.token_hex(16), 0, 0, GENESIS)))
@@ -302,7 +305,7 @@ def _slots(descriptor: int) -> list[Anchor | None]:
 def _newest(path: Path, slots: list[Anchor | None]) -> Anchor:
     valid = [slot for slot in slots if slot is not None]
     if not valid:
-        raise LedgerError(f"{path} is damaged: whether its ledger is complete cannot be told; {REMEDY}")
+        raise LedgerError(f"{path} is damaged: nothing shows whether its ledger is complete; {REMEDY}")
     return max(valid, key=lambda slot: slot.writes)
 
 
@@ -323,7 +326,7 @@ def _locked(path: Path, flags: int) -> Iterator[int]:
 
 def _explained_anchor(path: Path) -> AbstractContextManager[None]:
     rule = "nothing may be released before it is there and can be written"
-    return worded(LedgerError, lambda why: f"the ledger's anchor {path} cannot be used: {why}; {rule}")
+    return os_errors_as(LedgerError, f"the ledger's anchor {path} cannot be used", rule)
 
 
 def damaged(path: Path, problem: str) -> str:
@@ -351,7 +354,7 @@ def explain(path: Path, error: sqlite3.Error | UnicodeDecodeError) -> str:
     if name.startswith("SQLITE_CORRUPT") or said.startswith("no such"):
         return damaged(path, said)
     if name.startswith("SQLITE_FULL"):
-        return f"no room to write the ledger {path}: nothing was recorded; free disk space and try again"
+        return f"no disk space to write the ledger {path}: nothing was recorded; free disk space and try again"
     if name.startswith("SQLITE_BUSY"):
         return f"{path} was locked by another process for {BUSY_TIMEOUT_S:.0f} s: nothing was recorded; try again"
     if name.startswith(("SQLITE_READONLY", "SQLITE_CANTOPEN", "SQLITE_PERM")):

@@ -1,42 +1,29 @@
 """cpSGD (Agarwal, Suresh, Yu, Kumar, McMahan, NeurIPS 2018): whole numbers with Binomial noise. A plug-in: everything
 that knows of it is in this folder, behind the interface that anybody's algorithm has.
 
-    plan.py, event.py   the mechanism: a plan, and what a participation does
-    accounting.py       what that costs (docs/cpsgd.md)
-    release.py          rounding, rotation and noise, in whole numbers
-    respond.py          an agent's answer, and the server's estimate
-    codec.py            the numbers on the wire
+    plan.py             the mechanism: a plan
+    accounting.py       what a participation does, and what that costs (docs/how-it-works.md)
+    respond.py          rounding, noise and payload of an agent's answer; the server's estimate
     audit.py            attacks on all of it
 """
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator, Sequence
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from fedspa.algorithms.algorithm import Algorithm, for_sums
-from fedspa.algorithms.cpsgd.event import MOST_TRIALS
+from fedspa.algorithms.algorithm import Algorithm, Imported, for_sums
+from fedspa.algorithms.cpsgd.accounting import MOST_TRIALS
 from fedspa.algorithms.cpsgd.plan import BINOMIAL
 
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-    from torch import Tensor
 
-    from fedspa.algorithms.base import Agent, Answer, IntegerUpdate, Terms
-    from fedspa.engine.task import Engine
-    from fedspa.wire.payload import Coding, Update
-
-
-class Options(BaseModel):
+class CpsgdOptions(BaseModel):
     """The config's `[algorithm.options]`. Of `trials`, `compression` and `privacy.epsilon` exactly one is given."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
 
     bits: Annotated[int, Field(ge=1, le=16)] = Field(4, description="b: gradients are rounded onto 2^b levels.")
-    rotation: bool = Field(False, description="Rotate gradients by random signs and Hadamard's matrix before rounding.")
     trials: Annotated[int, Field(ge=1, le=MOST_TRIALS)] | None = Field(
         None, description="m: Binomial(m, 1/2) noise in each value."
     )
@@ -45,39 +32,16 @@ class Options(BaseModel):
     )
 
 
-def _respond(theta: Tensor, terms: Terms, agents: Sequence[Agent], engine: Engine) -> Iterator[IntegerUpdate]:
-    from fedspa.algorithms.cpsgd.respond import respond
-
-    return respond(theta, terms, agents, engine)
-
-
-def _encode(answer: Answer, terms: Terms, coding: Coding) -> bytes:
-    from fedspa.algorithms.cpsgd.respond import encode
-
-    return encode(answer, terms, coding)
-
-
-def _decode(payload: bytes, terms: Terms, coding: Coding, seed: bytes | None, seen: Container[bytes]) -> Update:
-    from fedspa.algorithms.cpsgd.respond import decode
-
-    return decode(payload, terms, coding, seed, seen)
-
-
-def _mean(total: NDArray[np.int64], members: int, terms: Terms) -> Update:
-    from fedspa.algorithms.cpsgd.respond import mean
-
-    return mean(total, members, terms)
-
-
+_RESPOND = "fedspa.algorithms.cpsgd.respond"
 CPSGD = for_sums(
     Algorithm(
-        _respond,
+        Imported(f"{_RESPOND}:respond"),
         BINOMIAL,
-        encode=_encode,
-        decode=_decode,
-        mask="shared",  # agents that rotate do so alike, so that their numbers add up
-        options=Options,
+        encode=Imported(f"{_RESPOND}:encode"),
+        decode=Imported(f"{_RESPOND}:decode"),
+        mask="shared",  # none is drawn: all coordinates travel
+        options=CpsgdOptions,
         audit="fedspa.algorithms.cpsgd.audit:AUDIT",
     ),
-    _mean,
+    Imported(f"{_RESPOND}:mean"),
 )

@@ -1,144 +1,75 @@
-"""What cpSGD costs: a bound on the Binomial mechanism, amplified by sampling and composed. docs/cpsgd.md derives it.
+"""What cpSGD costs: the loss distribution of the exact mechanism, sampled and composed (docs/how-it-works.md).
 
-    one release   Chernoff's bound on the privacy loss. (Theorem 1 of Agarwal, Suresh, Yu, Kumar, McMahan, NeurIPS 2018,
-                  can be below the truth.)
-    rounding      the sensitivities after stochastic quantisation (their Section 4, here for one record of a batch)
-    sampling      Balle, Barthe, Gaboardi 2018, Theorem 9: B of m without replacement, replace-one
-    composition   `compose_releases`, for mechanisms of which (ε, δ) is all that is known
-
-A release is (ε, 2δ)-DP for every δ at which there is a bound, so δ is chosen for the total at hand. Where noise can run
-out at every δ there is no guarantee, and ε is infinite.
-
-Without rotation a step has its loss distribution (`RoundedStep`), of the exact mechanism and not of a bound on it. The
-d coordinates of a release are independent, and each is the same channel: a in [0, k − 1], rounded at random to a
+The d coordinates of a release are independent, and each is the same channel: a in [0, k − 1], rounded at random to a
 whole number, plus Bin(N, ½). One record moves a coordinate by at most ρ = (k − 1)/B. The channel's divergences are
 convex in (a, a′) between whole numbers and grow with the shift, so they are largest between a whole number and the
 mixture ρ above it. Up to ρ = 1 the pair (mixture, whole) lies above (whole, mixture) at every ε ≥ 0, and its positive
 losses with their mirror image dominate both; beyond, ρ is rounded up to a whole number, where both are alike. The
-d-fold product dominates a release, and the batch is a fixed-size sample (as in `fixed_size`).
+d-fold product dominates a release, and the batch is a fixed-size sample (as in `fixed_size`). Where noise can run out
+there is no guarantee, and ε is infinite.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Annotated, ClassVar, Self
 
 import numpy as np
 
-from fedspa.algorithms.cpsgd.event import FAR, BinomialEvent, spread
-from fedspa.privacy.accounting import compose_releases
-from fedspa.privacy.event import Neighbours, Step
-from fedspa.privacy.pld import LEFT_OUT, MOST_CELLS, Array, LossMass, composed_mass, reach_for, split
+from fedspa.privacy.event import Event, Limits, Neighbours, NoiseMode, Sampling, Step, Unit
+from fedspa.privacy.pld import LEFT_OUT, MOST_CELLS, Array, LossMass, composed_mass, split, tail_cutoff
 
-_LARGEST_STEP_DELTA = 0.1
-# Above all rounding of the few operations between an event and its ε: relative, and where terms nearly cancel.
-_BOUND_SLACK = 1 + 1e-9
-_LEAST = 1e-12
-# Of a release's δ, what pays for noise so far out that the bound on the loss does not reach there.
-_FAR_OUT = 0.1
+# What a participation in cpSGD does, in whole numbers. Its loss distribution, under replace-one, composes with all
+# others.
+
+MOST_TRIALS = 2**31 - 1
+# Standard deviations of the noise up to which draws have their law. Beyond, it counts as none.
+FAR = 20
 
 
-class Sensitivity(NamedTuple):
-    """How far the rounded means of two neighbours are apart, in levels, in the L1, L2 and L∞ norms."""
+@dataclass(frozen=True, slots=True)
+class BinomialEvent(Event):
+    """`steps` releases of cpSGD, each of a fresh batch of exactly `batch` of `records` records (docs/how-it-works.md).
 
-    l1: float
-    l2: float
-    largest: float
-
-
-def sensitivity(event: BinomialEvent, delta: float) -> Sensitivity:
-    """Bounds that a coupling of the two roundings satisfies but for chance `delta`.
-
-    Before rounding, coordinate j moves by x_j levels with ‖x‖₂ ≤ r; rounded with the same coins, by ⌊x_j⌋ or ⌈x_j⌉,
-    with mean x_j, independently. Bernstein bounds the sums.
+    The mean of `batch` clipped gradients of `dimension` coordinates, rounded at random onto 2^`bits` levels that span
+    ±the clip bound, plus Binomial(`trials`, ½) in each coordinate. Where secure aggregation was run, the adversary sees
+    their sum over `members` at least, up to `colluders` of whom it knows; else this agent's numbers.
     """
-    d, top = event.coordinates, 2**event.bits - 1
-    r = math.sqrt(d) * top / (event.batch * spread(event))
-    largest = math.ceil(min(r * _BOUND_SLACK, top)) if event.rotation else -(-top // event.batch)
-    tail = math.log(2 / delta)
-    mean = math.sqrt(d) * r
-    moved = mean + math.sqrt(2 * mean * tail) + 2 / 3 * tail
-    l1 = min(moved, d * largest)
-    return Sensitivity(l1, min(r + math.sqrt(moved), math.sqrt(l1 * largest)), largest)
+
+    kind: ClassVar[str] = "binomial"
+    relations: ClassVar[tuple[Neighbours, ...]] = ("replace-one",)
+    sampling: ClassVar[Sampling] = "fixed"
+
+    batch: int
+    records: int
+    steps: int
+    dimension: Annotated[int, Limits(1, 2**31 - 1)]
+    bits: Annotated[int, Limits(1, 16)]
+    trials: Annotated[int, Limits(1, MOST_TRIALS)]
+    noise: NoiseMode | None = None
+    unit: Unit = "record"
+    members: int = 0
+    colluders: int = 0
+
+    def worst_case(self) -> Self:
+        return replace(self, members=0, colluders=0)
+
+    @property
+    def step(self) -> Step:
+        return rounded_step(self)
+
+    def __str__(self) -> str:
+        cohort = f", in sums over {self.members} members with up to {self.colluders} colluding"
+        return (
+            f"{self.steps} steps of cpsgd, fixed {self.batch}/{self.records}{self._shown_unit}, {2**self.bits} levels, "
+            f"Binomial({self.trials}, 1/2) noise{self._shown_mode}{cohort * bool(self.members)}"
+        )
 
 
-def variance(event: BinomialEvent) -> float:
-    """v = N/4 of the noise that the adversary cannot subtract: this agent's trials, or those of all aggregated."""
-    return event.trials * event.aggregated / 4
-
-
-def release_epsilon(event: BinomialEvent, delta: float) -> float:
-    """ε of one release without sampling, which is (ε, 2·`delta`)-DP under replace-one; infinite where none is known."""
-    moved = sensitivity(event, delta)
-    if _far_out(event, delta) + moved.largest > FAR * math.sqrt(variance(event)):  # draws have their law up to there
-        return math.inf
-    return shift_epsilon(event, moved, delta) * _BOUND_SLACK + _LEAST
-
-
-def shift_epsilon(event: BinomialEvent, moved: Sensitivity, delta: float) -> float:
-    """ε at `delta` of the noise alone, between two whole vectors that are `moved` apart: docs/cpsgd.md has the proof.
-
-    Unless a coordinate's noise is below −h, which happens with chance δ/10 at most, E e^(λ·loss) ≤ e^K(λ), and
-    max (1 − e^−z)·e^−λz = λ^λ/(1 + λ)^(1 + λ) turns that into ε for every λ: the best one is looked for.
-    """
-    v = variance(event)
-    h = _far_out(event, delta)
-    furthest = (h + moved.largest) / (2 * v)
-    if furthest >= 1:
-        return math.inf
-    # −atanh u ≤ −u + γ·u² down to u = −furthest
-    gamma = furthest / (3 * (1 - furthest**2))
-    eta = gamma * moved.largest / v
-    tail = -math.log((1 - _FAR_OUT) * delta)
-    mean = moved.l2**2 / (2 * v) * (1 + eta / 3)
-
-    def epsilon(order: float) -> float:
-        left = 1 - order * eta
-        if left <= 0:
-            return math.inf
-        spread_out = (gamma * moved.l1 + order * moved.l2**2 * (1 + eta / 2) ** 2) / (2 * v * left)
-        return mean + spread_out + (tail - math.log1p(order)) / order - math.log1p(1 / order)
-
-    # K is convex, so ε falls in λ and then rises.
-    high = -math.log(eta)
-    low = high - 70
-    while high - low > 1e-7:
-        third = (high - low) / 3
-        if epsilon(math.exp(low + third)) <= epsilon(math.exp(high - third)):
-            high -= third
-        else:
-            low += third
-    return max(0.0, epsilon(math.exp(low)))
-
-
-def _far_out(event: BinomialEvent, delta: float) -> float:
-    """h: no coordinate's noise lies so far below its mean, but for a part of `delta`."""
-    return math.sqrt(2 * variance(event) * math.log(event.coordinates / (_FAR_OUT * delta)))
-
-
-def amplified(epsilon: float, rate: float) -> float:
-    """ln(1 + q(e^ε − 1)), without overflow, to all digits however small, and never below."""
-    far = epsilon > 700  # e^ε is near the largest number, and the 1s are nothing beside it
-    cost = epsilon + math.log(rate) if far else math.log1p(rate * math.expm1(epsilon))
-    return cost * (1 + 2**-50)  # four units in the last place: above what the functions may round away
-
-
-def sampled_epsilon(event: BinomialEvent, delta: float) -> float:
-    """ε of one release of a sampled batch, which is (ε, `delta`)-DP under replace-one; infinite where none is known."""
-    own = min(delta / (2 * event.rate), _LARGEST_STEP_DELTA)
-    return amplified(release_epsilon(event, own), event.rate)
-
-
-def composed_epsilon(events: Mapping[BinomialEvent, int], delta: float) -> float:
-    """ε at `delta`, replace-one, of taking part in each event its number of times; infinite where none is known."""
-    return compose_releases(events, delta, sampled_epsilon)
-
-
-# A coordinate's losses are told apart this finely: so many cells to a standard deviation. Tightness only.
+# Cells of a coordinate's losses to a standard deviation. It decides tightness only.
 _FINENESS = 16
 # Above the relative error of a Binomial's probabilities here, and above that of sums over them.
 _SLACK = 1 + 1e-12
@@ -195,7 +126,7 @@ class RoundedStep(Step):
     def _atoms(self, reach: float) -> tuple[Array, Array, Array, float, float]:
         """Positive losses of the sampled step, their P-mass, that of their mirror images; P-mass at 0 and at ∞.
 
-        Sampling B of m turns (p, p′) into ((1 − q)·p′ + q·p, p′): docs/cpsgd.md.
+        Sampling B of m turns (p, p′) into ((1 − q)·p′ + q·p, p′): docs/how-it-works.md.
         """
         release = self._release(reach)
         positive = release.losses > 0
@@ -212,7 +143,7 @@ class RoundedStep(Step):
         return sampled[keep], mass[keep], other[keep], unchanged, infinite
 
     def _release(self, reach: float) -> LossMass:
-        """All coordinates together, without sampling."""
+        """Return the loss distribution of all coordinates together, without sampling."""
         losses, with_it, without, infinite = _channel(self.shift, self.trials, reach)
         unchanged = max(0.0, 1 - float(with_it.sum()) - float(without.sum()) - infinite)
         if not len(losses):  # the shift leaves hardly an overlap: what it does leave is alike
@@ -238,15 +169,15 @@ class RoundedStep(Step):
 
 
 def rounded_step(event: BinomialEvent) -> RoundedStep:
-    """The pair that dominates a release of `event`, which has no rotation."""
+    """Return the pair that dominates a release of `event`."""
     shift = Fraction(2**event.bits - 1, event.batch)
     if shift > 1:
         shift = Fraction(math.ceil(shift))
-    return RoundedStep(event.rate, event.dimension, shift, event.trials * event.aggregated)
+    return RoundedStep(event.rate, event.dimension, shift, event.trials * event.honest)
 
 
 def surely_infinite(event: BinomialEvent, participations: int, delta: float) -> bool:
-    """Whether infinite losses alone pass `delta`, so that no ε can be told: much less work than telling one."""
+    """Return whether infinite losses alone exceed `delta`, so that there is no ε: much less work than computing one."""
     steps = participations * event.steps
     pair = rounded_step(event)
 
@@ -254,7 +185,7 @@ def surely_infinite(event: BinomialEvent, participations: int, delta: float) -> 
         return _any(steps, pair.rate * _any(pair.coordinates, beyond)) >= delta
 
     # What is left out at any number of trials may be enough: then none has to be looked at, however many there are.
-    return passes(LEFT_OUT) or passes(_channel(pair.shift, pair.trials, reach_for(steps, delta))[3])
+    return passes(LEFT_OUT) or passes(_channel(pair.shift, pair.trials, tail_cutoff(steps, delta))[3])
 
 
 def _any(count: int, chance: float) -> float:

@@ -9,7 +9,7 @@ FEATURES = 5
 
 
 def load() -> tuple[NDArray[np.float32], NDArray[np.int64], NDArray[np.float32], NDArray[np.int64]]:
-    """(train_x, train_y, test_x, test_y): training records, which are dealt out to the agents, and held-out ones.
+    """(train_x, train_y, test_x, test_y): training records, which are partitioned among the agents, and held-out ones.
 
     x has one row per record (a vector, or an image of any shape), y has labels 0, 1, 2 and so on.
 

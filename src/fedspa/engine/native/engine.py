@@ -13,18 +13,20 @@ from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from ctypes import Array, c_int32, c_int64
 from threading import Lock
-from typing import Literal, NamedTuple
+from typing import NamedTuple, cast
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from fedspa.engine import Unsupported, chain, combine
-from fedspa.engine.chain import Activation, Flatten, Pair, Pool, Weighted
-from fedspa.engine.chain import describe as describe_chain
+from fedspa.engine import Unsupported, combine
+from fedspa.engine.local import Engine, LocalResult, LocalTask, invalid_record_error, mask_outside, mask_unsorted
 from fedspa.engine.native import library
-from fedspa.engine.native.library import Layer, Level
-from fedspa.engine.task import LocalResult, LocalTask, mask_outside, mask_unsorted, strange_record
+from fedspa.engine.native.chain import describe
+from fedspa.engine.native.library import Level
 from fedspa.errors import ConfigError, DataError, PrivacyError
+from fedspa.examples import Tree, tensors
 from fedspa.mechanisms.base import LARGEST_CLIP, SMALLEST_CLIP, Clipping
 from fedspa.mechanisms.clipping import CLIP_MARGIN
 from fedspa.mechanisms.gaussian.plan import CLIP_QUANTILE, CLIP_RATE
@@ -32,7 +34,7 @@ from fedspa.randomness.streams import derive_key
 
 
 def supports(module: nn.Module, input_shape: tuple[int, ...]) -> Unsupported | None:
-    """None if the native back end can train this model on records of this shape, else why not."""
+    """Return why the native engine cannot train this model on records of this shape, or None if it can."""
     missing = library.missing()
     faults = [] if missing is None else [missing]
     try:
@@ -42,12 +44,13 @@ def supports(module: nn.Module, input_shape: tuple[int, ...]) -> Unsupported | N
     return combine(faults) if faults else None
 
 
-class NativeEngine:
+class NativeEngine(Engine):
     """Trains agents natively. The first `train` fixes the records' shape."""
 
     name = "native"
     separates_records = True
-    reads_rows: Literal[True] = True
+    gives_rows = False
+    predicts = True
 
     def __init__(self, module: nn.Module, threads: int, level: Level | None = None) -> None:
         """`level` caps the instruction set (tests); the CPU's best otherwise."""
@@ -67,25 +70,25 @@ class NativeEngine:
     def clipped_sum(
         self,
         theta: Tensor,
-        x: Tensor,
-        y: Tensor,
+        x: Tree,
+        y: Tree,
         clip: Clipping,
         clip_value: float,
         coordinates: Tensor | None = None,
         rows: Tensor | None = None,
+        present: NDArray[np.bool_] | None = None,
+        *,
+        one_by_one: bool = False,
     ) -> tuple[Tensor, int]:
-        """The sum of the examples' clipped gradients in whole numbers, for algorithms that add noise to them."""
-        start, (x, y, numbers) = self._start(theta), _held(x, y, rows)
-        records = len(y) if numbers is None else len(numbers)
+        assert present is None  # slots are for engines that take examples together
+        if one_by_one:
+            raise ConfigError("run.engine = 'native' cannot draw noise 'exact'; use run.engine = 'generic'")
+        start, held = self._start(theta), _held(x, y, rows)
         mask = None if coordinates is None else coordinates.to("cpu", torch.int64).contiguous()
         active = self._dimension if mask is None else len(mask)
         order = library.Task(
-            x=x.data_ptr(),
-            y=y.data_ptr(),
-            numbers=None if numbers is None else numbers.data_ptr(),
-            records=records,
-            held=len(y),
-            batch=records,
+            **held.addresses(),
+            batch=held.records,
             coordinates=None if mask is None else mask.data_ptr(),
             active=active,
             clip=library.CLIPPINGS[clip],
@@ -93,15 +96,14 @@ class NativeEngine:
             clip_margin=CLIP_MARGIN,
         )
         total, zeroed = torch.empty(active, dtype=torch.int64), c_int64(0)
-        net = self._net(tuple(x.shape[1:]))
+        net = self._net(held.shape)
         code = self._library.fedspa_sum(
             net, self._level, start.data_ptr(), order, total.data_ptr(), ctypes.byref(zeroed)
         )
-        _check(code, len(y), self._dimension)
+        _check(code, len(held.y), self._dimension)
         return total, zeroed.value
 
     def logits(self, theta: Tensor, x: Tensor) -> Tensor:
-        """The model's outputs at θ."""
         start, x = self._start(theta), x.detach().to("cpu", torch.float32).contiguous()
         net = self._net(tuple(x.shape[1:]))
         found = torch.empty(len(x), self._library.fedspa_classes(net), dtype=torch.float32)
@@ -140,7 +142,7 @@ class NativeEngine:
         return start
 
     def _net(self, shape: tuple[int, ...]) -> int:
-        """The library's net for records of this shape, built once, whichever thread asks first."""
+        """Return the library's net for records of this shape, built once, whichever thread asks first."""
         with self._building:
             if shape not in self._nets:
                 self._nets[shape] = self._build(shape)
@@ -156,7 +158,7 @@ class NativeEngine:
             (library.Layer * len(layers))(*layers), len(layers), (c_int64 * 3)(*sides), self._dimension
         )
         if not net:
-            raise ConfigError("run.engine = 'native' could not lay out this model; use run.engine = 'generic'")
+            raise ConfigError("run.engine = 'native' failed to build this model; use run.engine = 'generic'")
         weakref.finalize(self, self._library.fedspa_net_free, net).atexit = False  # a thread may still be at work then
         return net
 
@@ -164,18 +166,21 @@ class NativeEngine:
         plan = task.plan
         if task.exact:
             raise ConfigError("run.engine = 'native' cannot draw noise 'exact'; use run.engine = 'generic'")
+        if task.optimizer.name != "sgd":
+            raise ConfigError("run.engine = 'native' takes plain gradient steps; use run.engine = 'generic'")
         if task.sampling == "fixed" and task.batch > task.records:
             raise PrivacyError(f"{task.batch} of {task.records} cannot be drawn without replacement; lower the batch")
-        x, y, numbers = _held(*task.tensors, task.rows)
+        held = _held(task.x, task.y, task.rows)
         coordinates = None if task.coordinates is None else task.coordinates.to("cpu", torch.int64).contiguous()
         active = task.require_active(self._dimension)
         delta = torch.empty(active, dtype=torch.float32)
         agent = library.Agent(
-            net=self._net(tuple(x.shape[1:])), delta=delta.data_ptr(), code=library.STOPPED
-        )  # until somebody has trained it
+            net=self._net(held.shape),
+            task=library.Task(**held.addresses()),
+            delta=delta.data_ptr(),
+            code=library.STOPPED,  # until somebody has trained it
+        )
         order = agent.task
-        order.x, order.y, order.numbers = x.data_ptr(), y.data_ptr(), None if numbers is None else numbers.data_ptr()
-        order.records, order.held = task.records, len(y)
         order.coordinates, order.active = None if coordinates is None else coordinates.data_ptr(), active
         order.steps, order.batch, order.rate = task.local_steps, task.batch, task.rate
         order.sampling = library.SAMPLINGS[task.sampling]
@@ -189,7 +194,7 @@ class NativeEngine:
             if order.quantile:
                 order.count_noise, order.clip_rate, order.clip_quantile = plan.count_noise, CLIP_RATE, CLIP_QUANTILE
                 order.smallest_clip, order.largest_clip = SMALLEST_CLIP, LARGEST_CLIP
-        return _Prepared(agent, delta, (x, y, numbers, coordinates))
+        return _Prepared(agent, delta, (*held, coordinates))
 
 
 def _await(call: Future[None], stop: c_int32) -> None:
@@ -214,29 +219,52 @@ class _Prepared(NamedTuple):
     kept: tuple[Tensor | None, ...]
 
 
-def _records(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-    """As the library reads them."""
+class _Held(NamedTuple):
+    """Examples as the library reads them: `numbers` are those of the agent's own among them, or None: all are. `counts`
+    are given where an example is a person: how many of its slots in x and y hold a record."""
+
+    x: Tensor
+    y: Tensor
+    numbers: Tensor | None
+    counts: Tensor | None
+
+    @property
+    def records(self) -> int:
+        """Return the number of the agent's examples."""
+        return len(self.y) if self.numbers is None else len(self.numbers)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Return the shape of a record."""
+        return tuple(self.x.shape[1 if self.counts is None else 2 :])
+
+    def addresses(self) -> dict[str, int | None]:
+        """Return the task's fields for the addresses and the number of the examples."""
+        where = {name: None if each is None else each.data_ptr() for name, each in zip(self._fields, self)}
+        slots = 1 if self.counts is None else self.y.shape[1]
+        return {**where, "records": self.records, "held": len(self.y), "slots": slots}
+
+
+def _held(x: Tree, y: Tree, rows: Tensor | None) -> _Held:
+    counts = cast(Tensor, x["count"]) if isinstance(x, dict) else None
+    x, y = tensors(x["records"] if isinstance(x, dict) else x, y)
     if len(x) != len(y):
         raise DataError(f"{len(x)} records have {len(y)} labels; there must be one each")
-    return x.detach().to("cpu", torch.float32).contiguous(), y.to("cpu", torch.int64).contiguous()
-
-
-def _held(x: Tensor, y: Tensor, rows: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Records as the library reads them, and the numbers of the agent's among them, or None: all."""
-    if rows is None:
-        return *_records(x, y), None
-    if rows.dtype != torch.int64 or rows.ndim != 1:
-        raise DataError("an agent's records are given by their numbers, as one line of int64")
-    numbers = rows.to("cpu").contiguous()
-    if _readable(x, y):
-        return *_records(x, y), numbers
-    if len(numbers) and not 0 <= int(numbers.min()) <= int(numbers.max()) < len(y):
-        raise _strange_numbers(len(y))
-    return *_records(x[numbers], y[numbers]), None
+    numbers = None
+    if rows is not None:
+        if rows.dtype != torch.int64 or rows.ndim != 1:
+            raise DataError("an agent's records are given by their numbers, as one line of int64")
+        numbers = rows.to("cpu").contiguous()
+        if not _readable(x, y):  # then only the agent's own are converted
+            if len(numbers) and not 0 <= int(numbers.min()) <= int(numbers.max()) < len(y):
+                raise _record_numbers_error(len(y))
+            x, y, counts, numbers = x[numbers], y[numbers], None if counts is None else counts[numbers], None
+    x, y = x.detach().to("cpu", torch.float32).contiguous(), y.to("cpu", torch.int64).contiguous()
+    return _Held(x, y, numbers, None if counts is None else counts.to("cpu", torch.int64).contiguous())
 
 
 def _readable(x: Tensor, y: Tensor) -> bool:
-    """Whether the library reads all records as they are: else only the agent's own are converted."""
+    """Return whether the library reads all records as they are."""
     return all(
         records.device.type == "cpu" and records.dtype == dtype and records.is_contiguous()
         for records, dtype in zip((x, y), (torch.float32, torch.int64))
@@ -249,48 +277,17 @@ def _check(code: int, held: int = 0, dimension: int = 0) -> None:
     if code == library.MEMORY:
         raise MemoryError("the native engine could not allocate its buffers")
     if code == library.LABEL:
-        raise strange_record()
+        raise invalid_record_error()
     if code == library.MASK:
         raise mask_outside(dimension)
     if code == library.ORDER:
         raise mask_unsorted()
     if code == library.RECORD:
-        raise _strange_numbers(held)
+        raise _record_numbers_error(held)
+    if code == library.COUNT:
+        raise DataError("a person has no record, or more than there are slots for them")
     assert code == library.OK
 
 
-def _strange_numbers(held: int) -> DataError:
+def _record_numbers_error(held: int) -> DataError:
     return DataError(f"an agent's records are numbered beyond the {held} that there are")
-
-
-_ACTIVATIONS = {"relu": library.RELU, "tanh": library.TANH}
-_POOLS = {"max": library.MAXPOOL, "mean": library.AVGPOOL}
-
-
-def describe(module: nn.Module, input_shape: chain.Shape) -> list[Layer]:
-    """The layers in order, parameter offsets as in `FlatModel`; raises `Unsupported`."""
-    for parameter in module.parameters():
-        if parameter.dtype != torch.float32:
-            raise Unsupported(f"parameters of type {parameter.dtype}", "give module.float()")
-    return [_native(layer) for layer in describe_chain(module, input_shape, (Weighted, Pool, Activation, Flatten))]
-
-
-def _native(layer: chain.Layer) -> Layer:
-    if isinstance(layer, Weighted):
-        offsets = {"weight_offset": layer.weight, "bias_offset": -1 if layer.bias is None else layer.bias}
-        if layer.kind == "linear":
-            return Layer(kind=library.LINEAR, outputs=layer.outputs, **offsets)
-        window = _window(layer.kernel, layer.stride, layer.padding)
-        return Layer(kind=library.CONV, outputs=layer.outputs, **window, **offsets)
-    if isinstance(layer, Pool):
-        window = _window(layer.kernel, layer.stride, layer.padding)
-        return Layer(kind=_POOLS[layer.kind], count_include_pad=int(layer.count_padding), **window)
-    if isinstance(layer, Activation):
-        return Layer(kind=_ACTIVATIONS[layer.kind])
-    assert isinstance(layer, Flatten)
-    return Layer(kind=library.FLATTEN)
-
-
-def _window(kernel: Pair, stride: Pair, padding: Pair) -> dict[str, int]:
-    names = ("kernel_h", "kernel_w", "stride_h", "stride_w", "pad_h", "pad_w")
-    return dict(zip(names, (*kernel, *stride, *padding)))

@@ -1,4 +1,4 @@
-"""The compiled library behind the native back end: found beside this file if the install has or could build it."""
+"""The compiled library's engine: its types, its functions, and why it is missing where it is."""
 
 from __future__ import annotations
 
@@ -8,23 +8,21 @@ import shutil
 import sysconfig
 from ctypes import POINTER, Structure, c_double, c_int32, c_int64, c_uint8, c_void_p
 from functools import cache
-from pathlib import Path
 from typing import Literal, get_args
 
+from fedspa import compiled
 from fedspa.engine import Unsupported
 
-_ABI = 10
 Level = Literal["plain", "avx2", "avx512", "neon"]  # as fedspa_native.h numbers them
 _NUMBERED: tuple[Level, ...] = get_args(Level)
 # Those that a CPU of this kind may have, the best last.
 LEVELS: tuple[Level, ...] = (
     ("plain", "neon") if platform.machine() in ("aarch64", "arm64") else ("plain", "avx2", "avx512")
 )
-_FILE = Path(__file__).with_name("_native.so")  # under this name on every platform and for every Python (setup.py)
 
 # The enumerations of fedspa_native.h.
 CONV, LINEAR, MAXPOOL, AVGPOOL, RELU, TANH, FLATTEN = range(7)
-OK, STOPPED, MEMORY, LABEL, MASK, ORDER, RECORD = range(7)
+OK, STOPPED, MEMORY, LABEL, MASK, ORDER, RECORD, COUNT = range(8)
 SAMPLINGS = {"poisson": 0, "fixed": 1}
 CLIPPINGS = {None: 0, "coordinate": 1, "l2": 2}
 
@@ -50,6 +48,8 @@ class Task(Structure):
         ("numbers", c_void_p),
         ("records", c_int64),
         ("held", c_int64),
+        ("counts", c_void_p),
+        ("slots", c_int64),
         ("coordinates", c_void_p),
         ("active", c_int64),
         ("steps", c_int64),
@@ -87,11 +87,9 @@ class Agent(Structure):
 
 @cache
 def library() -> ctypes.CDLL | None:
-    """The library, or None where it was not built (no compiler at install time) or is of another version."""
-    try:
-        return declare(ctypes.CDLL(str(_FILE)))  # calls release the interpreter's lock
-    except OSError:
-        return None
+    """Return the library with the engine's functions declared, or None where there is none."""
+    loaded = compiled.library()
+    return None if loaded is None else declare(loaded)
 
 
 def compiler() -> tuple[str, str | None]:
@@ -104,7 +102,7 @@ def missing() -> Unsupported | None:
     """None where there is a library, else why there is none."""
     if library() is not None:
         return None
-    built = _FILE.exists()
+    built = compiled.FILE.exists()
     why = "its compiled part was built for another version or machine" if built else "its compiled part was not built"
     name, found = compiler()
     # pip keeps what it built: without the last option it would take the same files again.
@@ -123,10 +121,7 @@ def number(level: Level) -> int:
     return _NUMBERED.index(level)
 
 
-def declare(loaded: ctypes.CDLL) -> ctypes.CDLL | None:
-    loaded.fedspa_abi.restype = c_int64
-    if loaded.fedspa_abi() != _ABI:
-        return None
+def declare(loaded: ctypes.CDLL) -> ctypes.CDLL:
     loaded.fedspa_best_level.restype = c_int64
     loaded.fedspa_net_new.restype = c_void_p
     loaded.fedspa_net_new.argtypes = [POINTER(Layer), c_int64, POINTER(c_int64), c_int64]

@@ -75,7 +75,7 @@ def require_allowed(graph: fx.Graph) -> None:
             if name not in ALLOWED and name not in RANDOM:
                 raise Untraceable(f"it uses {node.target}, which may fail for one example, or has no rule here")
             if name in _INDEXED and not _held_inside(node.args[_INDEXED[name]]):
-                raise Untraceable(f"it looks up by an index that is not checked ({node.target})")
+                raise Untraceable(f"it looks values up by an unchecked index ({node.target})")
             if name in _DIVIDING and isinstance(node.args[1], fx.Node) and not node.meta["dtype"].is_floating_point:
                 raise Untraceable(f"it divides whole numbers ({node.target}), which fails where one is zero")
         elif node.op in ("call_method", "call_module"):
@@ -131,7 +131,5 @@ def require_gpu_rules(graph: fx.Graph) -> None:
     """Raise where a GPU would make the examples' gradients of a convolution's weights as groups of one convolution: its
     kernels may lay groups side by side with zeros between them, and a number that is not finite would spoil others."""
     for node in graph.nodes:
-        if node.target is not torch.ops.aten.convolution_backward.default or not node.args[-1][1]:
-            continue
-        if node.args[7] or len(node.args[1].meta["shape"]) != 4:
+        if node.target is torch.ops.aten.convolution_backward.default and node.args[-1][1]:
             raise Untraceable("on a GPU it has a rule for Conv2d only, and the model has another convolution")

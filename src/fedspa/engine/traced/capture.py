@@ -10,6 +10,7 @@ import operator
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial, reduce
 from typing import Any, cast
 
 import torch
@@ -20,29 +21,27 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from fedspa.engine.traced import ops
+from fedspa.engine.traced import ops, recurrent
 from fedspa.errors import first_line
-from fedspa.examples import Examples, Tree, blanks, mapped, moved
+from fedspa.examples import Examples, Tree, leaves, mapped, moved, zero_examples
 from fedspa.learning.flat import FlatModel
 from fedspa.learning.forward import Modes, attributes_kept, in_modes
+from fedspa.learning.tasks import PerPerson
 
 
 class Untraceable(Exception):
     """Why there is no graph."""
 
 
-def capture(model: FlatModel, modes: Modes, like: Examples, size: int, agents: int | None = None) -> fx.GraphModule:
+def capture(
+    model: FlatModel, modes: Modes, like: Examples, size: int, agents: int | None = None, *, layers: bool = False
+) -> fx.GraphModule:
     """(parameters, x, y) → per-example gradients of each parameter, [size, …], and which examples could be read.
 
-    With agents everything has one more dimension, in front. Arguments are flat lists of tensors.
+    With agents everything has one more dimension, in front. Arguments are flat lists of tensors. `layers` keeps
+    convolutions, linear layers and the loss of classes whole, as a GPU runs them.
     """
-
-    def loss(parameters: list[Tensor], x: Tree, y: Tree) -> tuple[Tensor, Tensor]:
-        one, target = (mapped(lambda leaf: leaf.unsqueeze(0), tree) for tree in (x, y))
-        with _Guard() as guard:
-            found = model.loss_at(parameters, one, target)
-        return found, guard.readable(found)
-
+    loss = (_loss_of_person if isinstance(model.task, PerPerson) else _loss)(model, layers)
     mapping = torch.func.vmap(torch.func.grad(loss, has_aux=True), in_dims=(None, 0, 0), randomness="different")
     arguments = _arguments(model, like, size)
     if agents is not None:
@@ -51,14 +50,46 @@ def capture(model: FlatModel, modes: Modes, like: Examples, size: int, agents: i
     return _traced(model, mapping, modes, arguments)
 
 
-def capture_mean(model: FlatModel, modes: Modes, like: Examples, size: int) -> fx.GraphModule:
-    """(parameters, x, y) → the gradient of the mean loss, of each parameter."""
-    return _traced(model, torch.func.grad(model.loss_at), modes, _arguments(model, like, size))
+Loss = Callable[[list[Tensor], Tree, Tree], tuple[Tensor, Tensor]]
+
+
+def _loss(model: FlatModel, layers: bool) -> Loss:
+    """(parameters, x, y) → the loss of one example, and whether it could be read."""
+
+    def loss(parameters: list[Tensor], x: Tree, y: Tree) -> tuple[Tensor, Tensor]:
+        one, target = (mapped(lambda leaf: leaf.unsqueeze(0), tree) for tree in (x, y))
+        with _Guard(layers) as guard:
+            found = model.loss_at(parameters, one, target)
+        return found, guard.readable(found)
+
+    return loss
+
+
+def _loss_of_person(model: FlatModel, layers: bool) -> Loss:
+    """The same of a person: the mean over the records that count, each taken by itself. In the slots behind them the
+    first record is computed again, whatever lies there, and counts nothing."""
+    assert isinstance(model.task, PerPerson)
+    of_record = _loss(FlatModel(model.module, model.task.task), layers)
+    of_records = torch.func.vmap(of_record, in_dims=(None, 0, 0), randomness="different")
+
+    def loss(parameters: list[Tensor], x: Tree, y: Tree) -> tuple[Tensor, Tensor]:
+        assert isinstance(x, dict)
+        slots = torch.arange(len(next(leaves(y))), device=model.device)
+        counts = slots < cast(Tensor, x["count"])
+        records, targets = (mapped(partial(_or_first, counts), tree) for tree in (x["records"], y))
+        losses, readable = of_records(parameters, records, targets)
+        return torch.where(counts, losses, 0).sum() / counts.sum().clamp(min=1), readable.all()
+
+    return loss
+
+
+def _or_first(counts: Tensor, leaf: Tensor) -> Tensor:
+    return torch.where(counts.view(-1, *[1] * (leaf.ndim - 1)), leaf, leaf[:1])
 
 
 def _arguments(model: FlatModel, like: Examples, size: int) -> list[Any]:
     theta = model.flatten()
-    return [list(model.parts(theta).values()), *(moved(blanks(tree, size), theta.device) for tree in like)]
+    return [list(model.parts(theta).values()), *(moved(zero_examples(tree, size), theta.device) for tree in like)]
 
 
 def _traced(model: FlatModel, function: Callable[..., Any], modes: Modes, arguments: list[Any]) -> fx.GraphModule:
@@ -82,26 +113,27 @@ class _Guard(TorchFunctionMode):
     """Indices that an example brings are held within what they index: on a CPU one outside would end the whole batch,
     on a GPU the process. The example counts as one that could not be read."""
 
-    def __init__(self) -> None:
+    def __init__(self, layers: bool) -> None:
         super().__init__()
+        self.layers = layers
         self._found: list[Tensor] = []
 
     def readable(self, like: Tensor) -> Tensor:
         """Whether all indices of this example were inside."""
-        good = torch.ones_like(like, dtype=torch.bool)
-        for each in self._found:
-            good = good & each
-        return good
+        if not self._found:
+            return torch.ones_like(like, dtype=torch.bool)
+        return reduce(torch.Tensor.logical_and, self._found)
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         rule = _GUARDED.get(function)
-        if rule is None:
-            return function(*args, **kwargs)
-        return rule(self, function, *args, **kwargs)
+        if rule is not None:
+            return rule(self, function, *args, **kwargs)
+        return (_LAYERS.get(function, function) if self.layers else function)(*args, **kwargs)
 
     def held(self, index: Tensor, size: int, allowed: int | None = None) -> Tensor:
-        self._found.append(ops.inside(index, size, allowed).all())
+        lines = self.layers and index.ndim and len(index) == 1
+        self._found.append(ops.all_inside(index, size, allowed)[0] if lines else ops.inside(index, size, allowed).all())
         return cast(Tensor, ops.within(index, size, allowed))
 
 
@@ -123,6 +155,10 @@ def _class_loss(
         classes = input.shape[1 if input.ndim > 1 else 0]
         ignored = rest[1] if len(rest) > 1 else named.get("ignore_index", -100)
         target = guard.held(target, classes, ignored)
+        settings = {"reduction": "mean", "label_smoothing": 0.0, "ignore_index": ignored}
+        plain = function is functional.cross_entropy and weight is None and not rest and settings | named == settings
+        if guard.layers and plain and input.ndim == 2 and len(input) == 1:
+            return ops.class_loss(input, target, ignored)
     return function(input, target, weight, *rest, **named)
 
 
@@ -130,10 +166,29 @@ def _along(guard: _Guard, function: Any, input: Tensor, dim: int, index: Tensor,
     return function(input, dim, guard.held(index, input.shape[dim]), **named)
 
 
+def _item(guard: _Guard, function: Any, input: Tensor, index: Any) -> Any:
+    """`input[index]`. Whole numbers that pick may count from the end."""
+    parts = list(index) if isinstance(index, tuple) else [index]
+    if not any(isinstance(part, Tensor) and part.dtype in _WHOLE for part in parts):
+        return function(input, index)
+    if any(part is Ellipsis or part is None or getattr(part, "dtype", None) == torch.bool for part in parts):
+        return function(input, index)  # which dimension is which is not plain: what is not checked is refused
+    for dimension, part in enumerate(parts):
+        if isinstance(part, Tensor):
+            size = input.shape[dimension]
+            parts[dimension] = guard.held(torch.where(part < 0, part + size, part), size)
+    return function(input, tuple(parts))
+
+
 def _group_norm(guard: _Guard, function: Any, input: Tensor, *rest: Any, **named: Any) -> Any:
     return ops.group_norm(input, *rest, **named)
 
 
+def _recurrent(rule: Callable[..., Any], guard: _Guard, function: Any, *given: Any, **named: Any) -> Any:
+    return rule(*given, **named)
+
+
+_WHOLE = torch.int64, torch.int32
 _GUARDED: dict[Any, Callable[..., Any]] = {
     functional.embedding: _embedding,
     functional.cross_entropy: _class_loss,
@@ -142,14 +197,29 @@ _GUARDED: dict[Any, Callable[..., Any]] = {
     Tensor.gather: _along,
     torch.index_select: _along,
     Tensor.index_select: _along,
+    Tensor.__getitem__: _item,
     functional.group_norm: _group_norm,
+    **{getattr(torch._VF, rule.__name__): partial(_recurrent, rule) for rule in recurrent.RULES},
+}
+
+
+def _convolved(x: Tensor, *rest: Any, **named: Any) -> Tensor:
+    return ops.conv2d(x, *rest, **named) if x.ndim == 4 else functional.conv2d(x, *rest, **named)
+
+
+_LAYERS: dict[Any, Callable[..., Any]] = {
+    functional.conv2d: _convolved,
+    functional.linear: ops.linear,
+    functional.scaled_dot_product_attention: ops.attention,
+    functional.max_pool2d: ops.max_pool2d,
+    torch.max_pool2d: ops.max_pool2d,
 }
 
 
 @contextmanager
 def _compiling() -> Iterator[None]:
-    """torch says that it compiles. Modules then leave out what they decide by the values of a tensor, where it only
-    saves time: transformers' models look whether a mask hides anything."""
+    """Make torch.compiler.is_compiling() true. Modules then leave out decisions by a tensor's values that only save
+    time: transformers' models look whether a mask hides anything."""
     before = torch.compiler._is_compiling_flag
     torch.compiler._is_compiling_flag = True
     try:

@@ -1,8 +1,8 @@
-"""The back end for any module that torch can trace. On a CPU agents run in threads of their own."""
+"""The engine for any module that torch can trace. On a CPU agents run in threads of their own."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
@@ -15,25 +15,22 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fedspa.engine import Unsupported
-from fedspa.engine.local import local_steps
-from fedspa.engine.task import LocalResult, LocalTask, mask_outside, mask_unsorted
+from fedspa.engine.local import Engine, LocalResult, LocalTask, local_steps, mask_outside, mask_unsorted
 from fedspa.engine.traced.capture import Untraceable
-from fedspa.engine.traced.program import Cuts, Program, as_made, take, trace, trace_mean
+from fedspa.engine.traced.program import DRAWN, Cuts, Program, take, trace, without_draws
 from fedspa.errors import first_line
-from fedspa.examples import Examples, Tree, count, in_order, mapped, taken
-from fedspa.learning.agreement import Disagreement, Rows, require_agreement
+from fedspa.examples import Examples, Tree, count, in_order, leaves, taken
+from fedspa.learning.agreement import Disagreement, Rows, require_agreement, synthetic_examples
 from fedspa.learning.flat import FlatModel
-from fedspa.learning.forward import Modes, in_modes, modes
-from fedspa.learning.synthetic import synthetic_examples
-from fedspa.learning.tasks import Task
+from fedspa.learning.forward import Modes, in_modes, modes, torch_threads
+from fedspa.learning.tasks import PerPerson, Task
 from fedspa.learning.tasks.wrappers import require_seeds
-from fedspa.learning.threads import torch_threads
-from fedspa.mechanisms.parts import Parts
+from fedspa.mechanisms.clipping import GradientBlock
 
 if TYPE_CHECKING:
     from fedspa.engine.traced.gpu_rounds import Rounds
 
-# Bytes of gradients that a block of examples may take, dense or cut.
+# Bytes that a block of examples may take in one tensor, and as gradients that are cut.
 BLOCK_BUDGET = 128 * 2**20
 # Blocks come in multiples of this: torch prepares a convolution for each new size.
 _STEP = 4
@@ -48,7 +45,7 @@ def trace_engine(
     *,
     tf32: bool = False,
 ) -> TracedEngine | Unsupported:
-    """The engine for this model and examples made like those, or why there is none."""
+    """Return the engine for this model and examples of the layout of `like`, or why there is none."""
     try:
         return TracedEngine(module, like, task, threads=threads, device=device, tf32=tf32)
     except Untraceable as why:
@@ -57,12 +54,13 @@ def trace_engine(
         return Unsupported(f"torch cannot trace this model ({type(error).__name__}: {first_line(error)})")
 
 
-class TracedEngine:
+class TracedEngine(Engine):
     """Examples of a batch are computed together, each at its slot (`SlotAssignment`), in blocks whose sizes
     follow from the number of slots alone."""
 
     name = "traced"
     separates_records = True
+    takes_slots = True
 
     def __init__(
         self,
@@ -74,16 +72,15 @@ class TracedEngine:
         device: torch.device | str = "cpu",
         tf32: bool = False,
     ) -> None:
-        """Raises `Untraceable`. `tf32` is for the matrix units of a GPU, as in the stacked engine."""
+        """Raises `Untraceable`. `tf32` lets a GPU's matrix units round the factors of products to 10 bits."""
         self._model, self._modes = FlatModel(module, task), modes(module)
         self._like, self._device = like, torch.device(device)
         self._threads = threads if self._device.type == "cpu" else 1
         self.tf32 = tf32 and self._device.type == "cuda"
         with repeatable(self._device, self.tf32):
             self._program = trace(self._model, self._modes, like, take)
-        self._cuts = lru_cache(maxsize=threads + 1)(self._cut)
+        self._cuts = lru_cache(maxsize=threads + 1)(lambda mask: Cuts(self._program.layers, mask, self._device))
         self._rounds: Rounds | None = None
-        self._mean: Callable[..., list[Tensor]] | None = None
         self._lock = Lock()
         with torch_threads(1), repeatable(self._device, tf32=False):
             verify(self._model, self._modes, like, self._keeping_all)
@@ -106,8 +103,9 @@ class TracedEngine:
         return [replace(results[i], delta=results[i].delta.to(theta)) for i in range(len(tasks))]
 
     def _stacks(self, task: LocalTask) -> bool:
-        """On a GPU agents step together, where their noise can be made there."""
-        return self._device.type == "cuda" and task.plan is not None and not task.exact and not self.draws
+        """Return whether agents step together: on a GPU, where their noise can be made there."""
+        plain = task.optimizer.name == "sgd" and not task.exact and not self.draws
+        return self._device.type == "cuda" and task.plan is not None and plain
 
     def _in_stacks(self, theta: Tensor, tasks: Sequence[LocalTask]) -> list[LocalResult]:
         if self._rounds is None:
@@ -117,10 +115,12 @@ class TracedEngine:
         return self._rounds.train(theta, [self._moved(task) for task in tasks])
 
     def _trace_agents(self, agents: int | None) -> Program:
-        return trace(self._model, self._modes, self._like, as_made, agents)
+        from fedspa.engine.traced.gpu_stack import keep
+
+        return trace(self._model, self._modes, self._like, keep, agents, factors=True)
 
     def _moved(self, task: LocalTask) -> LocalTask:
-        """With its mask on the engine's device, checked."""
+        """Return the task with its mask on the engine's device, checked."""
         task.require_active(self._model.dimension)
         if task.coordinates is None:
             return task
@@ -131,7 +131,7 @@ class TracedEngine:
 
     def parts(
         self, theta: Tensor, x: Tree, y: Tree, coordinates: Tensor | None, present: Tensor | None
-    ) -> Iterator[Parts]:
+    ) -> Iterator[GradientBlock]:
         return self._parts(theta, *self._unseeded(x), y, coordinates, present)
 
     def _parts(
@@ -142,50 +142,35 @@ class TracedEngine:
         y: Tree,
         coordinates: Tensor | None,
         present: Tensor | None = None,
-    ) -> Iterator[Parts]:
+    ) -> Iterator[GradientBlock]:
         cuts, parameters = self._cuts(coordinates), list(self._model.parts(theta).values())
         for index, there in self._blocks(count(y), cuts.width):
             if present is not None:
                 there = there & present[index]
-            block = [leaf for tree, like in zip((x, y), self._like) for leaf in in_order(taken(tree, index), like)]
+            block = [leaf for tree, like in zip((x, y), self._like) for leaf in self._block(tree, like, index)]
             with torch.no_grad(), torch_threads(1):
                 made, readable = self._program.run(len(index), cuts, generator, *parameters, *block)
-            yield Parts(made, cuts.width, readable, None if there.all() else there)
+            yield GradientBlock(made, cuts.width, readable, None if there.all() else there)
 
-    def rows(self, theta: Tensor, x: Tree, y: Tree, coordinates: Tensor | None) -> Iterator[Tensor]:
-        for block in self.parts(theta, x, y, coordinates, None):
-            yield block.rows()
+    def _block(self, tree: Tree, like: Tree, index: Tensor) -> list[Tensor]:
+        """Return those examples, in the order of the program's arguments. A person has all slots here, of which those
+        that are added hold anything."""
+        found = in_order(taken(tree, index), like)
+        if not isinstance(self._model.task, PerPerson):
+            return found
+        return [_widened(leaf, wanted.shape[1:2]) for leaf, wanted in zip(found, leaves(like))]
 
     def _keeping_all(self, theta: Tensor, x: Tree, y: Tree, coordinates: Tensor) -> Tensor:
         return torch.cat([block.rows() for block in self._parts(theta, x, None, y, coordinates)])
 
     def mean(self, theta: Tensor, x: Tree, y: Tree) -> Tensor:
+        """By autograd, one caller at a time: they share the module. What it does may depend on the size of a batch, and
+        then there is no graph for all; in a private step it never sees more than one example."""
         x, generator = self._unseeded(x)
-        with self._lock:
-            if self._mean is None:
-                self._mean = self._traced_mean()
-        given = [leaf for tree, like in zip((x, y), self._like) for leaf in in_order(tree, like)]
-        with torch.no_grad():
-            found = self._mean(count(y), generator, *self._model.parts(theta).values(), *given)
-        return torch.cat([part.reshape(-1) for part in found])
-
-    def _traced_mean(self) -> Callable[..., list[Tensor]]:
-        """What a module does may depend on the size of a batch, and there is no graph for all; in a private step it
-        never sees more than one example."""
-        try:
-            return trace_mean(self._model, self._modes, self._like)
-        except Untraceable:
-            return self._plain_mean
-
-    def _plain_mean(self, size: int, generator: torch.Generator | None, *given: Tensor) -> list[Tensor]:
-        """The same by autograd, one caller at a time: they share the module."""
-        parameters, leaves = given[: len(self._model.sizes)], iter(given[len(self._model.sizes) :])
-        x, y = (mapped(lambda leaf: next(leaves), tree) for tree in self._like)
         with self._lock, in_modes(self._modes), torch.random.fork_rng(devices=[], enabled=self.draws):
             if generator is not None:
                 torch.default_generator.manual_seed(generator.initial_seed())
-            found: list[Tensor] = torch.func.grad(self._model.loss_at)(list(parameters), x, y)
-        return found
+            return self._model.gradient(theta, x, y)
 
     def _unseeded(self, x: Tree) -> tuple[Tree, torch.Generator | None]:
         """What a forward pass draws is drawn place by place, from one seed: places are of no record's making."""
@@ -200,16 +185,19 @@ class TracedEngine:
         """Which examples to take together, and which of them are there for their own sake and not to fill up."""
         if not examples:
             return
-        largest = max((len(layer.order) for layer in self._program.layers if layer.words is None), default=0)
-        most = max(1, BLOCK_BUDGET // (4 * (largest + width)))
+        most = max(1, BLOCK_BUDGET // (4 * (self._program.largest + width)))
         size = -(-examples // -(-examples // most))
         size = size if size <= _STEP else -(-size // _STEP) * _STEP
         for start in range(0, examples, size):
             index = torch.arange(start, start + size, device=self._device)
             yield index.clamp(max=examples - 1), index < examples
 
-    def _cut(self, coordinates: Tensor | None) -> Cuts:
-        return Cuts(self._program.layers, coordinates, self._device)
+
+def _widened(leaf: Tensor, slots: tuple[int, ...]) -> Tensor:
+    """Return a leaf of persons with that many slots, if it has any."""
+    if not slots or leaf.shape[1] == slots[0]:
+        return leaf
+    return leaf[:, torch.arange(slots[0], device=leaf.device).clamp(max=leaf.shape[1] - 1)]
 
 
 def _require_mask(coordinates: Tensor, dimension: int) -> None:
@@ -222,7 +210,6 @@ def _require_mask(coordinates: Tensor, dimension: int) -> None:
         raise mask_unsorted()
 
 
-aten = torch.ops.aten
 # Other numbers of examples than those of the trace, below them and above.
 _SIZES = 1, 7
 
@@ -240,11 +227,11 @@ def verify(model: FlatModel, modes: Modes, like: Examples, rows: Rows) -> None:
 
 
 class _KeepAll(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Bernoulli variables are all one, as in a program without a generator."""
+    """Draws are those of a program without a generator: Dropout keeps everything."""
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if function is aten.bernoulli_.float:
-            return aten.fill_.Scalar(args[0], 1)
+        if function in DRAWN:
+            return without_draws(function, args, kwargs or {})
         return function(*args, **(kwargs or {}))
 
 

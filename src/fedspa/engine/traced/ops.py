@@ -1,12 +1,17 @@
 """Operations that a trace keeps whole, because what vmap would make of them is slow or could fail for one example.
 
-Each is an operator of its own, so that it stands in the trace as one node; `plain` has what runs in its place.
+Each is an operator of its own, so that it stands in the trace as one node; `plain` has what runs in its place. Those of
+GroupNorm and of indices stand in every trace. Those of convolutions, linear layers and the loss of classes stand in a
+trace for a GPU: there vmap's rules would make grouped convolutions, and of their ways back tensors as large as the
+gradients of all examples that nobody reads. They take lines of examples, one agent's after the other's: a convolution
+[n, C, H, W] with the weights [g, O, C, h, w] of g agents, n/g lines each.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from importlib import import_module
 from typing import Any, cast
 
 import torch
@@ -15,14 +20,34 @@ from torch.nn import functional
 
 aten = torch.ops.aten
 
+_library = torch.library.Library("fedspa", "FRAGMENT")  # type: ignore[no-untyped-call]
+# What runs in the place of each node of a program.
+plain: dict[Any, Callable[..., Any]] = {}
 
-@torch.library.custom_op("fedspa::within", mutates_args=())
+
+class _Operator:
+    """A function as an operator of its name, in a trace `node`."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        name = function.__name__
+        schema = torch.library.infer_schema(function, mutates_args=())
+        _library.define(name + schema)  # type: ignore[no-untyped-call]
+        _library.impl(name, function, "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
+        self.name, self.node = f"fedspa::{name}", getattr(torch.ops.fedspa, name).default
+        plain[self.node] = function
+
+    def __call__(self, *given: Any) -> Any:
+        return self.node(*given)
+
+    def register_vmap(self, rule: Callable[..., Any]) -> None:
+        torch.library.register_vmap(self.name, rule, lib=_library)
+
+
+@_Operator
 def within(index: Tensor, size: int, allowed: int | None) -> Tensor:
     """The index where it lies in 0 … size - 1 or is `allowed`, else 0."""
-    return _within(index, size, allowed)
-
-
-def _within(index: Tensor, size: int, allowed: int | None) -> Tensor:
+    if index.is_cuda and index.ndim:
+        return cast(Tensor, _kernels().held(index, size, allowed)[0])
     return torch.where(inside(index, size, allowed), index, torch.zeros_like(index))
 
 
@@ -32,9 +57,12 @@ def inside(index: Tensor, size: int, allowed: int | None) -> Tensor:
     return good if allowed is None else good | (index == allowed)
 
 
-@within.register_fake
-def _(index: Tensor, size: int, allowed: int | None) -> Tensor:
-    return torch.empty_like(index)
+@_Operator
+def all_inside(index: Tensor, size: int, allowed: int | None) -> Tensor:
+    """Of each line [n, …] whether `within` leaves all of it as it is."""
+    if index.is_cuda:
+        return cast(Tensor, _kernels().held(index, size, allowed)[1])
+    return inside(index, size, allowed).reshape(len(index), -1).all(1)
 
 
 @within.register_vmap
@@ -42,75 +70,19 @@ def _(info: Any, dims: Any, index: Tensor, size: int, allowed: int | None) -> tu
     return within(index, size, allowed), dims[0]
 
 
-@torch.library.custom_op("fedspa::normed", mutates_args=())
+@_Operator
 def normed(x: Tensor, groups: int, eps: float) -> list[Tensor]:
     """x [n, c, …] less each group's mean, over its deviation; the means; and 1/deviation."""
-    return _normed(x, groups, eps)
-
-
-def _normed(x: Tensor, groups: int, eps: float) -> list[Tensor]:
     x = x.contiguous()
     return list(aten.native_group_norm(x, None, None, *_sizes(x), groups, eps))
 
 
-@normed.register_fake
-def _(x: Tensor, groups: int, eps: float) -> list[Tensor]:
-    return [torch.empty_like(x), *(x.new_empty(len(x), groups) for _ in range(2))]
-
-
-@torch.library.custom_op("fedspa::normed_backward", mutates_args=())
+@_Operator
 def normed_backward(delta: Tensor, x: Tensor, mean: Tensor, scale: Tensor, groups: int) -> Tensor:
     """δ of x."""
-    return _normed_backward(delta, x, mean, scale, groups)
-
-
-def _normed_backward(delta: Tensor, x: Tensor, mean: Tensor, scale: Tensor, groups: int) -> Tensor:
     x, wanted = x.contiguous(), [True, False, False]
     made = aten.native_group_norm_backward(delta.contiguous(), x, mean, scale, None, *_sizes(x), groups, wanted)
     return cast(Tensor, made[0])
-
-
-@normed_backward.register_fake
-def _(delta: Tensor, x: Tensor, mean: Tensor, scale: Tensor, groups: int) -> Tensor:
-    return torch.empty_like(x)
-
-
-class _Normed(torch.autograd.Function):
-    """`normed` with its derivative, for torch.func."""
-
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(x: Tensor, groups: int, eps: float) -> tuple[Tensor, ...]:
-        return tuple(normed(x, groups, eps))
-
-    @staticmethod
-    def setup_context(context: Any, inputs: Any, output: Any) -> None:
-        x, context.groups, _ = inputs
-        context.mark_non_differentiable(*output[1:])
-        context.save_for_backward(x, *output[1:])
-
-    @staticmethod
-    def backward(context: Any, delta: Tensor, *_: Tensor) -> Any:
-        return _of_function(_NormedBackward, delta, *context.saved_tensors, context.groups), None, None
-
-
-class _NormedBackward(torch.autograd.Function):
-    """`normed_backward` for torch.func, which asks for a rule even where nobody differentiates it."""
-
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(delta: Tensor, x: Tensor, mean: Tensor, scale: Tensor, groups: int) -> Tensor:
-        return cast(Tensor, normed_backward(delta, x, mean, scale, groups))
-
-    @staticmethod
-    def setup_context(context: Any, inputs: Any, output: Any) -> None:
-        pass
-
-    @staticmethod
-    def backward(context: Any, *deltas: Tensor) -> Any:
-        raise RuntimeError("a second derivative of group_norm")
 
 
 @normed.register_vmap
@@ -144,59 +116,107 @@ def _sizes(x: Tensor) -> tuple[int, int, int]:
     return n, c, math.prod(x.shape[2:])
 
 
-def _of_function(function: type[torch.autograd.Function], *given: Any) -> Any:
-    return function.apply(*given)  # type: ignore[no-untyped-call]
+class _Function(torch.autograd.Function):
+    """An operator for torch.func, with its derivative: `(operator, derivative, *given)`. Of several outputs only the
+    first is differentiated."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(operator: Callable[..., Any], derivative: Any, *given: Any) -> Any:
+        found = operator(*given)
+        return tuple(found) if isinstance(found, list) else found
+
+    @staticmethod
+    def setup_context(context: Any, inputs: Any, output: Any) -> None:
+        _, context.derivative, *given = inputs
+        rest = output[1:] if isinstance(output, tuple) else ()
+        context.mark_non_differentiable(*rest)
+        context.given = [None if isinstance(each, Tensor) else each for each in given]
+        context.save_for_backward(*rest, *(each for each in given if isinstance(each, Tensor)))
+        context.places, context.rest = [i for i, each in enumerate(given) if isinstance(each, Tensor)], len(rest)
+
+    @staticmethod
+    def backward(context: Any, delta: Tensor, *_: Tensor) -> Any:
+        if context.derivative is None:
+            raise RuntimeError("a second derivative of a layer")
+        saved, given = context.saved_tensors, list(context.given)
+        for place, tensor in zip(context.places, saved[context.rest :]):
+            given[place] = tensor
+        found = context.derivative(delta, *saved[: context.rest], *given)
+        return None, None, *found, *[None] * (len(given) - len(found))
+
+
+def _applied(operator: Callable[..., Any], derivative: Callable[..., tuple[Tensor | None, ...]], *given: Any) -> Any:
+    return _Function.apply(operator, derivative, *given)  # type: ignore[no-untyped-call]
+
+
+def _once(operator: Callable[..., Any], *given: Any) -> Any:
+    """torch.func asks for a derivative even where nobody takes it."""
+    return _Function.apply(operator, None, *given)  # type: ignore[no-untyped-call]
+
+
+def _of_normed(
+    delta: Tensor, mean: Tensor, scale: Tensor, x: Tensor, groups: int, _eps: float
+) -> tuple[Tensor | None, ...]:
+    return (_once(normed_backward, delta, x, mean, scale, groups),)
 
 
 def group_norm(
     x: Tensor, num_groups: int, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5
 ) -> Tensor:
     """As torch.nn.functional's."""
-    found: Tensor = _of_function(_Normed, x, num_groups, eps)[0]
+    found: Tensor = _applied(normed, _of_normed, x, num_groups, eps)[0]
     for way, values in ((torch.mul, weight), (torch.add, bias)):
         if values is not None:
             found = way(found, values.view(-1, *[1] * (x.ndim - 2)))
     return found
 
 
-within_node = torch.ops.fedspa.within.default
-plain: dict[Any, Callable[..., Any]] = {
-    within_node: _within,
-    torch.ops.fedspa.normed.default: _normed,
-    torch.ops.fedspa.normed_backward.default: _normed_backward,
-}
+Window = Sequence[int]  # of a convolution: strides, paddings and dilations, two each, and groups
 
 
-_MANY = 128 * 128 * 9  # weights of an example
-_NARROW = 32  # channels
+def _kernels() -> Any:
+    """Triton is there on a GPU only."""
+    return import_module("fedspa.engine.traced.gpu_work")
 
 
-def convolved_weights(delta: Tensor, x: Tensor, weight: Tensor, bias: Any, *rest: Any) -> tuple[None, Tensor, None]:
-    """What aten.convolution_backward gives with the mask (False, True, False)."""
-    stride, padding, dilation, transposed, _, groups, _ = rest
-    flat = not transposed and x.ndim == 4 and len(x) == 1 and groups > 1
-    few = weight.numel() // groups < _MANY
-    if not flat or (few and not x.is_cuda):
-        return cast(tuple[None, Tensor, None], aten.convolution_backward(delta, x, weight, bias, *rest))
-    patches = unfolded(x.view(groups, -1, *x.shape[2:]), weight.shape[2:], stride, padding, dilation)
-    delta = delta.reshape(groups, -1, patches.shape[2])
-    if delta.shape[1] > _NARROW:
-        return None, torch.bmm(delta, patches.transpose(1, 2)).view(weight.shape), None
-    made = torch.bmm(patches, delta.transpose(1, 2))  # a product with few rows is slow
-    return None, made.transpose(1, 2).reshape(weight.shape), None
+@_Operator
+def convolved(x: Tensor, weight: Tensor, bias: Tensor | None, window: Sequence[int]) -> Tensor:
+    """Lines [n, O, …] of x [n, C, H, W], by weights [g, O, C, h, w] and biases [g, O]."""
+    if x.is_cuda and has_kernel(window):
+        return cast(Tensor, _kernels().convolved(x, weight, bias, window))
+    agents = len(weight)
+    stride, padding, dilation, groups = _opened(window)
+    lines = x.reshape(agents, -1, *x.shape[1:]).transpose(0, 1).flatten(1, 2)
+    biases = None if bias is None else bias.flatten()
+    found = functional.conv2d(lines, weight.flatten(0, 1), biases, stride, padding, dilation, groups * agents)
+    return found.view(len(found), agents, -1, *found.shape[2:]).transpose(0, 1).flatten(0, 1)
 
 
-def convolved_back(delta: Tensor, x: Tensor, weight: Tensor, bias: Any, *rest: Any) -> tuple[Tensor, None, None]:
-    """What aten.convolution_backward gives with the mask (True, False, False). On a GPU the way back through a
-    convolution of stride 1 is one with turned weights: those kernels are faster, and add in one order."""
-    stride, padding, dilation, transposed, _, groups, _ = rest
-    kernel = weight.shape[2:]
-    margins = [size - 1 - pad for size, pad in zip(kernel, padding)]
-    plain = not transposed and set(stride) == {1} and set(dilation) == {1} and min(margins) >= 0
-    if not (plain and x.is_cuda and x.ndim == 4):
-        return cast(tuple[Tensor, None, None], aten.convolution_backward(delta, x, weight, bias, *rest))
-    turned = weight.view(groups, -1, *weight.shape[1:]).transpose(1, 2).flip(3, 4).flatten(0, 1)
-    return functional.conv2d(delta, turned, padding=tuple(margins), groups=groups), None, None
+@_Operator
+def convolved_back(delta: Tensor, weight: Tensor, sides: Sequence[int], window: Sequence[int]) -> Tensor:
+    """δ of x [n, C, H, W], whose sides are H and W."""
+    if delta.is_cuda and has_kernel(window):
+        return cast(Tensor, _kernels().convolved_back(delta, weight, sides, window))
+    agents = len(weight)
+    stride, padding, dilation, groups = _opened(window)
+    lines = delta.reshape(agents, -1, *delta.shape[1:]).transpose(0, 1).flatten(1, 2)
+    channels = agents * groups * weight.shape[2]
+    x = delta.new_empty(1).expand(len(lines), channels, *sides)
+    rest = (None, stride, padding, dilation, False, (0, 0), groups * agents, (True, False, False))
+    found = aten.convolution_backward(lines, x, weight.flatten(0, 1), *rest)[0]
+    return cast(Tensor, found.reshape(len(lines), agents, -1, *sides).transpose(0, 1).flatten(0, 1))
+
+
+@_Operator
+def convolved_weights(delta: Tensor, x: Tensor, kernel: Sequence[int], window: Sequence[int]) -> Tensor:
+    """Each line's gradient of the weights, [n, O, C, h, w]."""
+    stride, padding, dilation, groups = _opened(window)
+    patches = unfolded(x, kernel, stride, padding, dilation)
+    patches = patches.view(len(x) * groups, -1, patches.shape[2])
+    delta = delta.reshape(len(patches), -1, patches.shape[2])
+    return torch.bmm(delta, patches.transpose(1, 2)).view(len(x), -1, x.shape[1] // groups, *kernel)
 
 
 def unfolded(
@@ -214,3 +234,261 @@ def unfolded(
         (s[0], s[1], s[2] * dilation[0], s[3] * dilation[1], s[2] * down, s[3] * right),
     )
     return windows.reshape(n, channels * rows * columns, high * broad)
+
+
+def _opened(window: Window) -> tuple[Sequence[int], Sequence[int], Sequence[int], int]:
+    return window[:2], window[2:4], window[4:6], window[6]
+
+
+def has_kernel(window: Window) -> bool:
+    return tuple(window[4:]) == (1, 1, 1)
+
+
+@_Operator
+def pooled(x: Tensor, window: Sequence[int]) -> list[Tensor]:
+    """The maxima of windows of x [n, C, H, W], and their places in these. A window is sides, strides and paddings."""
+    if x.is_cuda:
+        return cast(list[Tensor], _kernels().pooled(x, window))
+    found, index = aten.max_pool2d_with_indices(x, window[:2], window[2:4], window[4:])
+    rows, columns = _corners(found.shape[2:], window, x.device)
+    place = (index // x.shape[3] - rows) * window[1] + index % x.shape[3] - columns
+    return [found, place.to(torch.int16)]
+
+
+@_Operator
+def pooled_back(delta: Tensor, winner: Tensor, sides: Sequence[int], window: Sequence[int]) -> Tensor:
+    """δ of x [n, C, H, W], whose sides are H and W."""
+    if delta.is_cuda:
+        return cast(Tensor, _kernels().pooled_back(delta, winner, sides, window))
+    rows, columns = _corners(delta.shape[2:], window, delta.device)
+    index = (winner // window[1] + rows) * sides[1] + winner % window[1] + columns
+    x = delta.new_zeros(*delta.shape[:2], *sides)
+    rest = (window[:2], window[2:4], window[4:], (1, 1), False, index)
+    return cast(Tensor, aten.max_pool2d_with_indices_backward(delta.contiguous(), x, *rest))
+
+
+def _corners(sides: Sequence[int], window: Sequence[int], device: torch.device) -> tuple[Tensor, Tensor]:
+    """The first row and column of each window."""
+    rows, columns = (torch.arange(sides[i], device=device) * window[2 + i] - window[4 + i] for i in range(2))
+    return rows.unsqueeze(1), columns
+
+
+def _of_pooled(delta: Tensor, winner: Tensor, x: Tensor, window: Sequence[int]) -> tuple[Tensor | None, ...]:
+    return (_once(pooled_back, delta, winner, x.shape[2:], window),)
+
+
+def _of_convolved(
+    delta: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, window: Window
+) -> tuple[Tensor | None, ...]:
+    back = _once(convolved_back, delta, weight, x.shape[2:], window)
+    weights = _once(convolved_weights, delta, x, weight.shape[3:], window)
+    return back, _over_lines(weights), None if bias is None else _over_lines(delta.sum((2, 3)))
+
+
+def _over_lines(found: Tensor) -> Tensor:
+    """The gradient for all lines, as the gradient of one agent's parameter."""
+    return found if len(found) == 1 else found.sum(0, keepdim=True)
+
+
+@_Operator
+def product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """Lines x · weightᵀ + bias [n, T, O] of x [n, T, I], by weights [g, O, I] and biases [g, O]."""
+    lines = x.reshape(len(weight), -1, x.shape[2])
+    if bias is None:
+        found = torch.bmm(lines, weight.transpose(1, 2))
+    else:
+        found = torch.baddbmm(bias.unsqueeze(1), lines, weight.transpose(1, 2))
+    return found.view(*x.shape[:2], weight.shape[1])
+
+
+@_Operator
+def product_back(delta: Tensor, weight: Tensor) -> Tensor:
+    """δ of x."""
+    lines = delta.reshape(len(weight), -1, delta.shape[2])
+    return torch.bmm(lines, weight).view(*delta.shape[:2], weight.shape[2])
+
+
+@_Operator
+def product_weights(delta: Tensor, x: Tensor) -> Tensor:
+    """Each line's gradient of the weights, [n, O, I]."""
+    return torch.bmm(delta.transpose(1, 2), x)
+
+
+def _of_product(delta: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor | None, ...]:
+    back, weights = _once(product_back, delta, weight), _once(product_weights, delta, x)
+    return back, _over_lines(weights), None if bias is None else _over_lines(delta.sum(1))
+
+
+@_Operator
+def attended(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
+    """softmax(q · kᵀ · scale) · v of q [n, heads, T, D] and of k and v [n, heads, S, D]."""
+    if q.is_cuda:
+        return cast(Tensor, _kernels().attended(q, k, v, scale))
+    return torch.matmul(torch.softmax(torch.matmul(q * scale, k.transpose(2, 3)), 3), v)
+
+
+@_Operator
+def attended_back(delta: Tensor, q: Tensor, k: Tensor, v: Tensor, scale: float) -> list[Tensor]:
+    """δ of q, k and v."""
+    if q.is_cuda:
+        return cast(list[Tensor], _kernels().attended_back(delta, q, k, v, scale))
+    shares = torch.softmax(torch.matmul(q * scale, k.transpose(2, 3)), 3)
+    of_shares = torch.matmul(delta, v.transpose(2, 3))
+    of_scores = shares * (of_shares - (shares * of_shares).sum(3, keepdim=True)) * scale
+    found = torch.matmul(of_scores, k), torch.matmul(of_scores.transpose(2, 3), q)
+    return [*found, torch.matmul(shares.transpose(2, 3), delta)]
+
+
+def _of_attended(delta: Tensor, q: Tensor, k: Tensor, v: Tensor, scale: float) -> tuple[Tensor | None, ...]:
+    return tuple(_once(attended_back, delta, q, k, v, scale))
+
+
+@_Operator
+def class_delta(scores: Tensor, classes: Tensor, delta: Tensor, ignored: int) -> Tensor:
+    """δ of scores [n, C] by the cross-entropy of each line, whose own δ is [n]; zero where the class is `ignored`."""
+    if scores.is_cuda:
+        return cast(Tensor, _kernels().class_delta(scores, classes, delta, ignored))
+    hot = torch.arange(scores.shape[1], device=scores.device) == classes.unsqueeze(1)
+    found = (scores.softmax(1) - hot.to(scores)) * delta.unsqueeze(1)
+    return found.masked_fill((classes == ignored).unsqueeze(1), 0.0)
+
+
+def _class_losses(scores: Tensor, classes: Tensor, ignored: int) -> Tensor:
+    return functional.cross_entropy(scores, classes, reduction="none", ignore_index=ignored)
+
+
+def _of_class_losses(delta: Tensor, scores: Tensor, classes: Tensor, ignored: int) -> tuple[Tensor | None, ...]:
+    return (_once(class_delta, scores, classes, delta, ignored),)
+
+
+def _lines_of_agents(operator: Any, lines: int, of_agents: tuple[int, ...]) -> None:
+    """The rule for one more dimension: lines and agents are both counted with it in front. Where no parameter has it,
+    there are more lines of the same agents; that is exact for one agent only, and others are repeated."""
+
+    def rule(info: Any, dims: Any, *given: Any) -> Any:
+        size, given_list = info.batch_size, list(given)
+        own = [i for i in of_agents if isinstance(given[i], Tensor)]
+        shared = bool(own) and all(dims[i] is None and len(given[i]) == 1 for i in own)
+        for i in (*range(lines), *(() if shared else own)):
+            each = given[i].expand(size, *given[i].shape) if dims[i] is None else given[i].movedim(dims[i], 0)
+            given_list[i] = each.flatten(0, 1)
+        found = operator(*given_list)
+        if isinstance(found, list):
+            return [each.unflatten(0, (size, -1)) for each in found], [0] * len(found)
+        return found.unflatten(0, (size, -1)), 0
+
+    operator.register_vmap(rule)
+
+
+_lines_of_agents(convolved, 1, (1, 2))
+_lines_of_agents(convolved_back, 1, (1,))
+_lines_of_agents(convolved_weights, 2, ())
+_lines_of_agents(product, 1, (1, 2))
+_lines_of_agents(product_back, 1, (1,))
+_lines_of_agents(product_weights, 2, ())
+_lines_of_agents(class_delta, 3, ())
+_lines_of_agents(all_inside, 1, ())
+_lines_of_agents(attended, 3, ())
+_lines_of_agents(attended_back, 4, ())
+_lines_of_agents(pooled, 1, ())
+_lines_of_agents(pooled_back, 2, ())
+
+
+def conv2d(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: Any = 1,
+    padding: Any = 0,
+    dilation: Any = 1,
+    groups: int = 1,
+) -> Tensor:
+    """As torch.nn.functional's, of images [n, C, H, W]."""
+    (down, across), (high, wide), (tall, broad) = _pair(stride), (0, 0), _pair(dilation)
+    if padding == "same":
+        margins = [(size - 1) * each for size, each in zip(weight.shape[2:], (tall, broad))]
+        x = functional.pad(x, (margins[1] // 2, -(-margins[1] // 2), margins[0] // 2, -(-margins[0] // 2)))
+    elif padding != "valid":
+        high, wide = _pair(padding)
+    window = (down, across, high, wide, tall, broad, groups)
+    biases = None if bias is None else bias.unsqueeze(0)
+    return cast(Tensor, _applied(convolved, _of_convolved, x, weight.unsqueeze(0), biases, window))
+
+
+def max_pool2d(
+    x: Tensor,
+    kernel_size: Any,
+    stride: Any = None,
+    padding: Any = 0,
+    dilation: Any = 1,
+    ceil_mode: bool = False,
+    return_indices: bool = False,
+) -> Tensor:
+    """As torch.nn.functional's."""
+    if x.ndim != 4 or _pair(dilation) != (1, 1) or ceil_mode or return_indices:
+        rest: Any = kernel_size, stride, padding, dilation, ceil_mode, return_indices
+        return cast(Tensor, functional.max_pool2d(x, *rest))
+    window = (*_pair(kernel_size), *_pair(stride or kernel_size), *_pair(padding))
+    return cast(Tensor, _applied(pooled, _of_pooled, x, window)[0])
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """As torch.nn.functional's."""
+    lines = x.reshape(1, -1, x.shape[-1])
+    biases = None if bias is None else bias.unsqueeze(0)
+    found: Tensor = _applied(product, _of_product, lines, weight.unsqueeze(0), biases)
+    return found.view(*x.shape[:-1], weight.shape[0])
+
+
+_LONGEST = 128  # rows and values of a head that lie in registers
+
+
+def attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Tensor:
+    """As torch.nn.functional.scaled_dot_product_attention."""
+    sizes = (*q.shape[2:], *k.shape[2:])
+    plain = attn_mask is None and not (dropout_p or is_causal or enable_gqa)
+    if not plain or q.ndim != 4 or k.shape != v.shape or q.shape[:2] != k.shape[:2] or max(sizes) > _LONGEST:
+        return functional.scaled_dot_product_attention(
+            q, k, v, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
+        )
+    wanted = q.shape[3] ** -0.5 if scale is None else scale
+    return cast(Tensor, _applied(attended, _of_attended, q, k, v, wanted))
+
+
+def class_loss(scores: Tensor, classes: Tensor, ignored: int) -> Tensor:
+    """The cross-entropy of one line [1, C]."""
+    return cast(Tensor, _applied(_class_losses, _of_class_losses, scores, classes, ignored)).sum()
+
+
+def _pair(value: Any) -> tuple[int, int]:
+    return (value, value) if isinstance(value, int) else (value[0], value[-1])
+
+
+within_node, convolved_weights_node, product_weights_node = within.node, convolved_weights.node, product_weights.node
+
+
+_MANY = 128 * 128 * 9  # weights of an example
+_NARROW = 32  # channels
+
+
+def weights_of_groups(delta: Tensor, x: Tensor, weight: Tensor, bias: Any, *rest: Any) -> tuple[None, Tensor, None]:
+    """What aten.convolution_backward gives with the mask (False, True, False)."""
+    stride, padding, dilation, transposed, _, groups, _ = rest
+    flat = not transposed and x.ndim == 4 and len(x) == 1 and groups > 1
+    if not flat or weight.numel() // groups < _MANY:
+        return cast(tuple[None, Tensor, None], aten.convolution_backward(delta, x, weight, bias, *rest))
+    patches = unfolded(x.view(groups, -1, *x.shape[2:]), weight.shape[2:], stride, padding, dilation)
+    delta = delta.reshape(groups, -1, patches.shape[2])
+    if delta.shape[1] > _NARROW:
+        return None, torch.bmm(delta, patches.transpose(1, 2)).view(weight.shape), None
+    made = torch.bmm(patches, delta.transpose(1, 2))  # a product with few rows is slow
+    return None, made.transpose(1, 2).reshape(weight.shape), None

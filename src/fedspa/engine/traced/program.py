@@ -16,12 +16,11 @@ from torch import Tensor, fx
 
 from fedspa.engine.traced import ops
 from fedspa.engine.traced.allowed import RANDOM, depends_on_arguments, plain_name, require_allowed, require_gpu_rules
-from fedspa.engine.traced.capture import Untraceable, capture, capture_mean, for_any_size
-from fedspa.engine.traced.ops import convolved_back, convolved_weights
+from fedspa.engine.traced.capture import Untraceable, capture, for_any_size
 from fedspa.examples import Examples
 from fedspa.learning.flat import FlatModel
 from fedspa.learning.forward import Modes
-from fedspa.mechanisms.parts import Part
+from fedspa.mechanisms.clipping import LayerGradient
 
 aten = torch.ops.aten
 _SIZES = 3, 5
@@ -32,45 +31,59 @@ _VIEWS = frozenset({"view", "_unsafe_view", "reshape", "transpose", "permute", "
 class Layer:
     """How the gradients of one parameter of that `shape` come out. `order` says where each coordinate lies among the
     numbers that the program makes for an example. `words` is how many rows an Embedding has: its gradients come as the
-    deltas of an example's tokens, and the tokens."""
+    deltas of an example's tokens, and the tokens. `factors` are the operator that would make the gradients of weights
+    and what it takes beside the layer's deltas and inputs, where these two come in their place."""
 
     order: Tensor
     shape: tuple[int, ...]
     words: int | None = None
+    factors: tuple[Any, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Program:
     """`run(size, cuts, generator, *parameters, *x, *y)` gives what the cuts made of the layers, in their order, and
-    which examples were readable."""
+    which examples were readable. `largest` is how many numbers of an example a tensor holds at most."""
 
     run: Callable[..., Any]
     layers: list[Layer]
     draws: bool
     agents: int | None
+    largest: int
 
 
 def trace(
-    model: FlatModel, modes: Modes, like: Examples, cut: Callable[..., Any], agents: int | None = None
+    model: FlatModel,
+    modes: Modes,
+    like: Examples,
+    cut: Callable[..., Any],
+    agents: int | None = None,
+    *,
+    factors: bool = False,
+    layers: bool | None = None,
 ) -> Program:
-    """A program for any number of examples made like those. `cut(size, cuts[i], made)` takes layer i's gradients."""
-    few, more = (capture(model, modes, like, size, agents) for size in _SIZES)
+    """A program for any number of examples made like those. `cut(size, cuts, i, made)` takes layer i's gradients.
+    `factors`: of convolutions and linear layers the deltas and inputs, in place of what they make. `layers` as of
+    `capture`, where it is not for the device to say."""
+    on_gpu = model.device.type != "cpu"
+    layers = on_gpu if layers is None else layers
+    few, more = (capture(model, modes, like, size, agents, layers=layers) for size in _SIZES)
     _require_same_constants(few, more)
     require_allowed(few.graph)
-    if model.device.type != "cpu":
+    if on_gpu:
         require_gpu_rules(few.graph)
     graph, made = for_any_size(few.graph, more.graph, _SIZES)
     *gradients, readable = next(node for node in few.graph.nodes if node.op == "output").args[0]
-    bases = [_base(node, (agents or 1) * _SIZES[0], 1 if agents is None else 2) for node in gradients]
+    bases = [_base(node, (agents or 1) * _SIZES[0], 1 if agents is None else 2, factors) for node in gradients]
     output = next(node for node in graph.nodes if node.op == "output")
     size = next(iter(graph.nodes))
     with graph.inserting_before(size.next):
         cuts, generator = graph.placeholder("cuts"), graph.placeholder("generator")
     results = []
-    for number, (base, _) in enumerate(bases):
-        node, given = made[base], _tokens(base)
+    for number, (base, layer) in enumerate(bases):
+        node, given = made[base], base.args[:2] if layer.factors else _tokens(base)
         with graph.inserting_after(node if given is None else output.prev):
-            what = node if given is None else (made[given[0]], made[given[1]])
+            what = node if given is None else tuple(made[each] for each in given)  # type: ignore[index]
             results.append(graph.call_function(cut, (size, cuts, number, what)))
     with graph.inserting_before(output):
         graph.output((results, made[readable]))
@@ -79,24 +92,8 @@ def trace(
     _earliest(graph, results)
     graph.eliminate_dead_code()
     module = fx.GraphModule(few, graph)
-    return Program(module.forward, [layer for _, layer in bases], draws, agents)
-
-
-def trace_mean(model: FlatModel, modes: Modes, like: Examples) -> Callable[..., list[Tensor]]:
-    """`run(size, generator, *parameters, *x, *y)` gives the mean gradient, for any number of examples."""
-    few, more = (capture_mean(model, modes, like, size) for size in _SIZES)
-    _require_same_constants(few, more)
-    graph, _ = for_any_size(few.graph, more.graph, _SIZES)
-    with graph.inserting_after(next(iter(graph.nodes))):
-        generator = graph.placeholder("generator")
-    _with_own_operations(graph, generator)
-    return fx.GraphModule(few, graph).forward
-
-
-_CONVOLVED: dict[tuple[bool, ...], Callable[..., Any]] = {
-    (False, True, False): convolved_weights,
-    (True, False, False): convolved_back,
-}
+    largest = max(_numbers(node, (agents or 1) * _SIZES[0]) for node in few.graph.nodes if "shape" in node.meta)
+    return Program(module.forward, [layer for _, layer in bases], draws, agents, largest)
 
 
 def _with_own_operations(graph: fx.Graph, generator: fx.Node) -> bool:
@@ -107,20 +104,21 @@ def _with_own_operations(graph: fx.Graph, generator: fx.Node) -> bool:
             continue
         if node.target in ops.plain:
             node.target = ops.plain[node.target]
-        elif node.target is aten.convolution_backward.default:
-            node.target = _CONVOLVED.get(tuple(node.args[-1]), node.target)
+        elif node.target is aten.convolution_backward.default and tuple(node.args[-1]) == (False, True, False):
+            node.target = ops.weights_of_groups
         elif plain_name(node) in RANDOM:
-            if node.target not in _DRAWN:
+            if node.target not in DRAWN:
                 raise Untraceable(f"it draws by {node.target}")
-            node.target, node.kwargs, draws = _DRAWN[node.target], {"generator": generator}, True
+            named = {key: value for key, value in node.kwargs.items() if key in _KEPT}
+            node.target, node.kwargs, draws = DRAWN[node.target], {**named, "generator": generator}, True
     return draws
 
 
+# What runs in the place of an operation that draws. Without a generator, for `verify`, each gives what is drawn always.
+
+
 def _bernoulli(like: Tensor, chance: float, *, generator: torch.Generator | None) -> Tensor:
-    """All one without a generator, for `verify`."""
-    if generator is None:
-        return torch.ones_like(like)
-    return torch.empty_like(like, memory_format=torch.contiguous_format).bernoulli_(chance, generator=generator)
+    return _fill_bernoulli(torch.empty_like(like, memory_format=torch.contiguous_format), chance, generator=generator)
 
 
 @fx.node.has_side_effect
@@ -137,14 +135,52 @@ def _dropout(
     return x * kept / (1 - chance if chance < 1 else 1.0), kept.bool()
 
 
-_DRAWN: dict[Any, Callable[..., Any]] = {
+def _uniform(size: Sequence[int], *, generator: torch.Generator | None, **named: Any) -> Tensor:
+    values = torch.empty(size, **named)
+    return values.fill_(0.5) if generator is None else values.uniform_(generator=generator)
+
+
+def _normal(size: Sequence[int], *, generator: torch.Generator | None, **named: Any) -> Tensor:
+    values = torch.empty(size, **named)
+    return values.fill_(0.5) if generator is None else values.normal_(generator=generator)
+
+
+def _like(draw: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    def made(x: Tensor, *, generator: torch.Generator | None, **named: Any) -> Tensor:
+        return draw(x.shape, generator=generator, **{"dtype": x.dtype, "device": x.device, **named})
+
+    return made
+
+
+def _whole(low: int, high: int, size: Sequence[int], *, generator: torch.Generator | None, **named: Any) -> Tensor:
+    values = torch.empty(size, **{"dtype": torch.int64, **named})
+    return values.fill_((low + high) // 2) if generator is None else values.random_(low, high, generator=generator)
+
+
+def _whole_from_zero(high: int, size: Sequence[int], **named: Any) -> Tensor:
+    return _whole(0, high, size, **named)
+
+
+_KEPT = ("dtype", "device")
+DRAWN: dict[Any, Callable[..., Any]] = {
     aten.bernoulli.p: _bernoulli,
     aten.bernoulli_.float: _fill_bernoulli,
     aten.native_dropout.default: _dropout,
+    aten.rand.default: _uniform,
+    aten.rand_like.default: _like(_uniform),
+    aten.randn.default: _normal,
+    aten.randn_like.default: _like(_normal),
+    aten.randint.default: _whole_from_zero,
+    aten.randint.low: _whole,
 }
 
 
-def _base(node: fx.Node, examples: int, leading: int) -> tuple[fx.Node, Layer]:
+def without_draws(function: Any, args: Sequence[Any], named: dict[str, Any]) -> Any:
+    """What an operation that draws gives in a program without a generator."""
+    return DRAWN[function](*args, **{key: value for key, value in named.items() if key in _KEPT}, generator=None)
+
+
+def _base(node: fx.Node, examples: int, leading: int, factors: bool) -> tuple[fx.Node, Layer]:
     """Where a gradient comes from when views are left out, and how its coordinates lie there."""
     chain: list[fx.Node] = []
     base = node
@@ -160,9 +196,13 @@ def _base(node: fx.Node, examples: int, leading: int) -> tuple[fx.Node, Layer]:
     rows, each = where.reshape(examples, -1), _size(base) // examples
     expected = rows[0] + torch.arange(examples).unsqueeze(1) * each
     if not torch.equal(rows, expected):
-        base, rows, each = node, torch.arange(_size(node)).view(examples, -1), 0
-    tokens, shape = _tokens(base), node.meta["shape"][leading:]
-    return base, Layer(rows[0].clone(), shape, None if tokens is None else int(base.args[2]) // examples)  # type: ignore[arg-type]
+        base, rows, each = node, torch.arange(_size(node)).view(examples, -1), _size(node) // examples
+    shape, words, found = node.meta["shape"][leading:], None, None
+    if _tokens(base) is not None:
+        words = int(base.args[2]) // examples  # type: ignore[arg-type]
+    elif factors and base.target in (ops.convolved_weights_node, ops.product_weights_node):
+        found = base.target, *base.args[2:]
+    return base, Layer(rows[0].clone(), shape, words, found)
 
 
 def _tokens(base: fx.Node) -> tuple[fx.Node, fx.Node] | None:
@@ -177,6 +217,12 @@ def _tokens(base: fx.Node) -> tuple[fx.Node, fx.Node] | None:
 
 def _size(node: fx.Node) -> int:
     return math.prod(node.meta["shape"])
+
+
+def _numbers(node: fx.Node, examples: int) -> int:
+    """How many numbers of an example it makes. The gradient of an Embedding is not made: its tokens are compared."""
+    tokens = _tokens(node) if node.op == "call_function" else None
+    return _size(node) // examples if tokens is None else (_size(tokens[1]) // examples) ** 2
 
 
 def _is_view(node: fx.Node) -> bool:
@@ -218,16 +264,16 @@ class Cuts:
         self._where = [_where(layer.order.to(device), wanted) for layer, wanted in zip(layers, self._wanted)]
         self._columns: dict[int, Tensor] = {}
 
-    def take(self, number: int, size: int, made: Any) -> Part:
-        """Of layer `number`, for `size` examples."""
+    def take(self, number: int, size: int, made: Any) -> LayerGradient:
+        """Return the gradients of layer `number` for `size` examples, cut to the mask."""
         first = self._first[number]
         if self._layers[number].words is not None:
             return self._of_tokens(number, size, *made)
         where = self._where[number]
         rows = made.reshape(size, -1)
-        return Part(rows.clone() if where is None else rows.index_select(1, where), first)
+        return LayerGradient(rows.clone() if where is None else rows.index_select(1, where), first)
 
-    def _of_tokens(self, number: int, size: int, deltas: Tensor, tokens: Tensor) -> Part:
+    def _of_tokens(self, number: int, size: int, deltas: Tensor, tokens: Tensor) -> LayerGradient:
         """An example's gradient of an Embedding has a row for each word that it has: the sum of that word's deltas."""
         layer = self._layers[number]
         assert layer.words is not None
@@ -238,7 +284,9 @@ class Cuts:
         values = torch.bmm(same.to(deltas.dtype), deltas)
         columns = self._columns_of(number, layer.words)[tokens]
         dropped = ~first.unsqueeze(2) | (columns == self.width)
-        return Part(values.masked_fill_(dropped, 0).flatten(1), columns.masked_fill(dropped, self.width).flatten(1))
+        return LayerGradient(
+            values.masked_fill_(dropped, 0).flatten(1), columns.masked_fill(dropped, self.width).flatten(1)
+        )
 
     def _columns_of(self, number: int, words: int) -> Tensor:
         """[words, features]: the column of each of an Embedding's coordinates; `width` where it is not active."""
@@ -253,14 +301,9 @@ class Cuts:
         return self._columns[number]
 
 
-def take(size: int, cuts: Cuts, number: int, made: Any) -> Part:
+def take(size: int, cuts: Cuts, number: int, made: Any) -> LayerGradient:
     """What a program calls for each layer."""
     return cuts.take(number, size, made)
-
-
-def as_made(size: int, cuts: None, number: int, made: Any) -> Any:
-    """In place of `take`, where all agents are cut together."""
-    return made
 
 
 def _where(order: Tensor, wanted: Tensor | None) -> Tensor | None:

@@ -1,6 +1,6 @@
 """What can be learned."""
 
-from fedspa.learning.tasks.base import Baseline, CustomLoss, Loss, ModuleLoss, OutputTask, Task
+from fedspa.learning.tasks.base import Baseline, CustomLoss, Loss, Metric, ModuleLoss, OutputTask, Task
 from fedspa.learning.tasks.outputs import Binary, Classification, MultiLabel, Regression
 from fedspa.learning.tasks.tokens import NextToken, TokenClassification
 from fedspa.learning.tasks.wrappers import PerPerson
@@ -11,6 +11,7 @@ __all__ = [
     "Classification",
     "CustomLoss",
     "Loss",
+    "Metric",
     "ModuleLoss",
     "MultiLabel",
     "NextToken",

@@ -17,6 +17,7 @@ from fedspa.learning.forward import outputs, returned
 from fedspa.learning.tasks.measures import Measure, NoScores
 
 Loss = Callable[[nn.Module, Tree], Tensor]
+Metric = Callable[[Tensor, Tree], float]  # of all held-out outputs and targets; NaN where they do not define one
 
 
 class Baseline(NamedTuple):
@@ -30,15 +31,17 @@ class Task(ABC):
     """What every task answers.
 
     `loss` is the mean over the examples that it is given; a private step gives it one at a time. It runs inside vmap
-    too, so that it may not ask a tensor for its values. `headline` is the score that a run is judged by.
+    too, so that it may not ask a tensor for its values. `headline` is the score that a run is judged by, and
+    `headline_note` says why where it is not the task's usual one and nobody chose it.
     """
 
     name: str
     headline: str
+    headline_note: str = ""
     width: int | None = None  # outputs per example of a model that is built for the task; None: only a user's fits
 
     def labels(self, x: Tree, y: Tree) -> Tree:
-        """The targets that came with such examples, or those that the task itself makes of the inputs."""
+        """Return the targets that came with such examples, or those that the task itself makes of the inputs."""
         return y
 
     @abstractmethod
@@ -55,14 +58,33 @@ class Task(ABC):
     @abstractmethod
     def measure(self) -> Measure: ...
 
+    @property
+    def measured(self) -> tuple[str, ...]:
+        """Return the names of the scores that every run of the task has."""
+        return (self.headline,)
+
+    def on_request(self) -> Mapping[str, Metric]:
+        """Return the scores that a run has only where it is judged by them."""
+        return {}
+
+    def fair_headline(self, y: Tree) -> tuple[str, str]:
+        """Return the headline for held-out examples with such targets, and a note where it is not the usual one."""
+        return self.headline, ""
+
     def baseline(self, y: Tree) -> Baseline | None:
-        """The headline without any input, by the targets of held-out examples; None where nobody knows."""
+        """Return the headline without any input, by the targets of held-out examples; None where nobody knows."""
         return None
 
     @staticmethod
     def answers(found: Tensor) -> Tensor:
-        """What a module's outputs answer, in the form of the targets: the outputs themselves where nobody knows."""
+        """Return what a module's outputs answer, in the form of the targets: by default, the outputs themselves."""
         return found
+
+    @staticmethod
+    def probabilities(found: Tensor) -> Tensor | None:
+        """Return the probabilities of classes or labels that a module's outputs stand for; None where they stand for
+        none."""
+        return None
 
 
 class OutputTask(Task):
@@ -79,22 +101,22 @@ class OutputTask(Task):
 
     @abstractmethod
     def losses(self, found: Tensor, y: Tree) -> Tensor:
-        """Of each of the examples whose outputs and targets these are."""
+        """Return the loss of each example."""
 
     def mean_loss(self, found: Tensor, y: Tree) -> Tensor:
         return self.losses(found, y).mean()
 
     def total_loss(self, found: Tensor, y: Tree) -> Tensor:
-        """The sum over the examples, in float64."""
+        """Return the sum over the examples, in float64."""
         return self.losses(found, y).double().sum()
 
     @abstractmethod
     def require_outputs(self, found: Tensor, y: Tree) -> None:
         """Raise a ConfigError where such outputs cannot be held against such targets."""
 
-    def strange(self, found: Tensor, y: Tree) -> Tensor | None:
-        """Which examples' targets no such outputs can be held against, as a mask; None where every number will do. A
-        GPU ends the process over one."""
+    def invalid_targets(self, found: Tensor, y: Tree) -> Tensor | None:
+        """Return a mask of the examples whose targets are outside such outputs; None where every number will do. A GPU
+        ends the process over one."""
         return None
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -22,19 +23,19 @@ class Measure(ABC):
 
     @abstractmethod
     def scores(self) -> Scores:
-        """By name, the task's headline first; None where the examples do not say."""
+        """Return the scores by name, the task's headline first; None where the examples do not define one."""
 
     def by_class(self) -> list[float | None] | None:
         """Accuracy on the examples of each class; None where there are no classes."""
         return None
 
-    def one_answer(self) -> int | None:
-        """The class that is predicted for every example, where it is only one and others were right at times."""
+    def constant_prediction(self) -> int | None:
+        """Return the class that is predicted for every example, where it is only one and others were right at times."""
         return None
 
 
 class NoScores(Measure):
-    """The loss says it all."""
+    """No scores beside the loss."""
 
     def add(self, found: Tensor, y: Tree) -> None: ...
 
@@ -64,20 +65,20 @@ class ClassCounts(Measure):
     def scores(self) -> Scores:
         right, predicted, actual = self._counts.tolist()
         recalls = [hits / count for hits, count in zip(right, actual) if count]
-        told: Scores = {
+        scores: Scores = {
             self._headline: sum(right) / sum(actual) if sum(actual) else None,
             "balanced_accuracy": _mean(recalls),
             "f1": _mean([2 * hits / (p + a) for hits, p, a in zip(right, predicted, actual) if p + a]),
         }
         if self._margins is not None:
-            told["auc"] = auc(*(torch.cat(part) for part in zip(*self._margins))) if self._margins else None
-        return told
+            scores["auc"] = auc(*(torch.cat(part) for part in zip(*self._margins))) if self._margins else None
+        return scores
 
     def by_class(self) -> list[float | None]:
         right, _, actual = self._counts.tolist()
         return [hits / count if count else None for hits, count in zip(right, actual)]
 
-    def one_answer(self) -> int | None:
+    def constant_prediction(self) -> int | None:
         _, predicted, actual = self._counts.tolist()
         answers = [label for label, count in enumerate(predicted) if count]
         return answers[0] if len(answers) == 1 and sum(map(bool, actual)) > 1 else None
@@ -112,7 +113,7 @@ class LabelScores(Measure):
 
 class Errors(Measure):
     """Sums from which the mean errors and R² follow, in float64. R² is a mean over the numbers of an example, of those
-    that are not always the same. `scale` is what an error of 1 is told as."""
+    that are not always the same. Errors are reported times `scale`."""
 
     def __init__(self, headline: str = "rmse", scale: float = 1.0) -> None:
         self._headline, self._scale = headline, scale
@@ -136,12 +137,12 @@ class Errors(Measure):
     def scores(self) -> Scores:
         numbers = self._count * len(self._squared)
         moving = self._spread > 0
-        told: Scores = {
+        scores: Scores = {
             "rmse": self._scale * math.sqrt(float(self._squared.sum()) / numbers),
             "mae": self._scale * self._absolute / numbers,
             "r2": float((1 - self._squared[moving] / self._spread[moving]).mean()) if moving.any() else None,
         }
-        return {self._headline: told[self._headline]} | told
+        return {self._headline: scores[self._headline]} | scores
 
 
 class TokenScores(Measure):
@@ -151,7 +152,7 @@ class TokenScores(Measure):
         self._sums = torch.zeros(3, dtype=torch.float64)  # tokens, right ones, and the sum of their losses
 
     def add(self, found: Tensor, y: Tree) -> None:
-        """Of tokens in one row, without the ignored ones."""
+        """Add tokens in one row, without the ignored ones."""
         assert isinstance(y, Tensor)
         loss = found.log_softmax(dim=-1).gather(1, y.unsqueeze(1)).double().sum().neg()
         parts = torch.stack([loss.new_tensor(len(y)), (found.argmax(dim=1) == y).double().sum(), loss])
@@ -169,8 +170,8 @@ _LARGEST_LOG = 60.0  # a perplexity beyond e^60 says no more than none
 
 
 def auc(scores: Tensor, positive: Tensor) -> float | None:
-    """The chance that a positive example is ranked above another, ties as a half; None where there is only one kind.
-    Ranks are halves of whole numbers, so the sums are exact."""
+    """Return the chance that a positive example is ranked above another, ties as a half; None where there is only one
+    kind. Ranks are halves of whole numbers, so the sums are exact."""
     if not bool(scores.isfinite().all()):
         return None
     _, place, sizes = torch.unique(scores, return_inverse=True, return_counts=True)
@@ -178,6 +179,45 @@ def auc(scores: Tensor, positive: Tensor) -> float | None:
     above = int(positive.sum())
     pairs = above * (len(scores) - above)
     return (float(ranks[positive].sum()) - above * (above + 1) / 2) / pairs if pairs else None
+
+
+def average_precision(scores: Tensor, positive: Tensor) -> float | None:
+    """Return the mean over positive examples of the precision at their score, equal scores together; None where there
+    is no positive example."""
+    if not bool(scores.isfinite().all()) or not bool(positive.any()):
+        return None
+    _, place, sizes = torch.unique(scores, return_inverse=True, return_counts=True)
+    hits = torch.zeros(len(sizes), dtype=torch.float64).index_add_(0, place, positive.double()).flip(0)
+    return float((hits * hits.cumsum(0) / sizes.flip(0).cumsum(0)).sum() / hits.sum())
+
+
+Rank = Callable[[Tensor, Tensor], float | None]
+
+
+def mean_rank(rank: Rank, scores: Tensor, positive: Tensor) -> float:
+    """Return the mean of `rank` over columns, which are classes or labels; those that have none are left out, and the
+    mean of none is NaN."""
+    found = [rank(scores[:, column], positive[:, column]) for column in range(scores.shape[1])]
+    mean = _mean([value for value in found if value is not None])
+    return math.nan if mean is None else mean
+
+
+def constant_score(name: str, shares: Tensor) -> float | None:
+    """Return the best score of an answer that is the same for all examples, where the classes have these shares of
+    them; None for a score that it does not know."""
+    most, present = float(shares.max()), int((shares > 0).sum())
+    entropy = -float(torch.xlogy(shares, shares).sum())
+    precision = float(shares[1]) if len(shares) == 2 else 1 / present
+    return {
+        "accuracy": most,
+        "token_accuracy": most,
+        "balanced_accuracy": 1 / present,
+        "f1": 2 * most / (1 + most) / present,
+        "auc": 0.5,
+        "average_precision": precision,
+        "log_loss": entropy,
+        "perplexity": math.exp(entropy),
+    }.get(name)
 
 
 def _mean(values: list[float]) -> float | None:

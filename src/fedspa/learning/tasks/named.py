@@ -1,19 +1,23 @@
-"""Tasks by name, or by a function of the user's own."""
+"""Tasks by name, or by a function of the user's own; and the score that a run of one is judged by."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from copy import copy
+from dataclasses import replace
 from typing import cast
 
 from torch import Tensor
 
 from fedspa.data import plugin
-from fedspa.errors import ConfigError, DataError
+from fedspa.data.columns import Schema
+from fedspa.errors import ConfigError, DataError, did_you_mean
 from fedspa.examples import Tree, layout
 from fedspa.learning.options import Options
-from fedspa.learning.tasks.base import CustomLoss, Loss, ModuleLoss, Task
+from fedspa.learning.tasks.base import CustomLoss, Loss, Metric, ModuleLoss, Task
 from fedspa.learning.tasks.outputs import Binary, Classification, MultiLabel, Regression
 from fedspa.learning.tasks.tokens import NextToken, TokenClassification
+from fedspa.learning.tasks.totals import Totals, layout_of
 
 
 def resolve(
@@ -23,9 +27,11 @@ def resolve(
     key: str | None,
     options: Options | None = None,
     code: str | None = None,
+    schema: Schema | None = None,
 ) -> Task:
-    """The task of that name for such targets, or the user's function, given or named as `package.module:function` (in
-    the folder `code` too, the config's run.code). `key` is the Dataset's: where in a dict its targets lay."""
+    """Return the task of that name for such targets, or the user's function, given or named as
+    `package.module:function` (in the folder `code` too, the config's run.code). `key` is the Dataset's: where in a dict
+    its targets lay; `schema` is a table's."""
     if isinstance(asked, Task):
         return asked
     if not isinstance(asked, str):
@@ -36,27 +42,32 @@ def resolve(
     if plugin.is_plugin(asked):
         function = plugin.resolve(asked, key="task.name", error=ConfigError, code=code)
         return CustomLoss(cast(Loss, function), key, classes, f"task.name = {asked!r}")
+    if asked == Totals.name:
+        return Totals(layout_of(options or Options(), schema))
     if asked not in _SHIPPED:
         allowed = ", ".join(_SHIPPED)
-        raise ConfigError(f"task.name = {asked!r} is unknown: choose one of {allowed}, or 'package.module:function'")
+        raise ConfigError(
+            f"task.name = {asked!r} is unknown{did_you_mean(asked, _SHIPPED)}: choose one of {allowed}, or "
+            "'package.module:function'"
+        )
     return _SHIPPED[asked](options or Options(), y, classes, key)
 
 
 def _classification(options: Options, y: Tree, classes: int | None, key: str | None) -> Task:
     if classes is None:
         raise DataError(
-            f"the targets are no classes 0, 1, 2 … ({_why_none(y)}): mend them, or name the task, as in {_other(y)}"
+            f"the targets are no classes 0, 1, 2 … ({_why_none(y)}): fix them, or name the task, as in {_other(y)}"
         )
     return Classification(classes, weights=options.weights, label_smoothing=options.label_smoothing)
 
 
 def _width(y: Tree) -> int:
-    """Numbers per example."""
+    """Return how many numbers the target of an example has."""
     return max(1, y[0].numel()) if isinstance(y, Tensor) else 1
 
 
 def _other(y: Tree) -> str:
-    """A task, or some, that such targets may be for."""
+    """Return a task, or some, that such targets may be for."""
     if isinstance(y, Tensor) and not y.is_floating_point():
         if y.ndim == 2 and y.shape[1] > 1:
             return "task='next-token', 'token-classification' or 'multi-label'"
@@ -88,9 +99,43 @@ _SHIPPED: dict[str, Callable[[Options, Tree, int | None, str | None], Task]] = {
     "module": lambda options, y, classes, key: ModuleLoss(key),
 }
 NAMES = tuple(_SHIPPED)
+_KINDS: tuple[type[Task], ...] = (Classification, Binary, MultiLabel, Regression, NextToken, TokenClassification)
 
 
-def answers(name: str, found: Tensor) -> Tensor:
-    """What a module's outputs answer in the task that a summary has by this name."""
-    kinds: tuple[type[Task], ...] = (Classification, Binary, MultiLabel, Regression, NextToken, TokenClassification)
-    return next((kind for kind in kinds if kind.name == name), Task).answers(found)
+def kind_of(name: str) -> type[Task]:
+    """Return the class of the task that a summary has by this name; `Task` for a loss of the user's own."""
+    return next((kind for kind in _KINDS if kind.name == name), Task)
+
+
+def judged_by(
+    asked: str | None, task: Task, y: Tree, metrics: Mapping[str, Metric], code: str | None = None
+) -> tuple[Task, dict[str, Metric]]:
+    """Return the task with its headline, and the functions that score it beside its own measure. `asked` is the
+    config's task.metric: a score of the task, one of the user's `metrics`, or `package.module:function`. Without it
+    the held-out targets `y` decide, which are public."""
+    found, task, own = dict(metrics), copy(task), task.on_request()
+    if asked is None:
+        task.headline, task.headline_note = task.fair_headline(y)
+        return task, found
+    known = (*task.measured, *own, *metrics)
+    task.headline = asked
+    if plugin.is_plugin(asked):
+        found[asked] = cast(Metric, plugin.resolve(asked, key="task.metric", error=ConfigError, code=code))
+    elif asked in own and asked not in task.measured:
+        found.setdefault(asked, own[asked])
+    elif asked not in known:
+        names = dict.fromkeys(known)
+        raise ConfigError(
+            f"task.metric is {asked!r}, which task {task.name!r} has no score for; choose one of {', '.join(names)}"
+            f"{did_you_mean(asked, names)}, a function of outputs and targets as 'package.module:function', or leave "
+            "it out"
+        )
+    return task, found
+
+
+def with_balanced_weights(task: Task, options: Options, y: Tree) -> Options:
+    """Return the options with weights that follow from the server's held-out targets, which are public."""
+    if not options.balanced:
+        return options
+    assert isinstance(task, Classification | MultiLabel)  # the only ones with the option
+    return replace(options, weights=task.balanced_weights(y), balanced=False)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
@@ -11,10 +13,48 @@ from torch.nn import functional
 from fedspa.errors import ConfigError, DataError
 from fedspa.examples import Tree
 from fedspa.learning.options import Error
-from fedspa.learning.tasks.base import Baseline, OutputTask
-from fedspa.learning.tasks.measures import ClassCounts, Errors, LabelScores, Measure
+from fedspa.learning.tasks.base import Baseline, Metric, OutputTask
+from fedspa.learning.tasks.measures import (
+    ClassCounts,
+    Errors,
+    LabelScores,
+    Measure,
+    auc,
+    average_precision,
+    constant_score,
+    mean_rank,
+)
 
-MOST_FREQUENT = "the most frequent class"
+IMBALANCED = 0.7  # of the held-out examples: with more in one class, accuracy flatters an answer that is always it
+_ANY_ANSWER = "one answer for all"
+_BASELINES = {"auc": _ANY_ANSWER, "average_precision": _ANY_ANSWER, "log_loss": "the class frequencies"}
+
+
+def _class_baseline(headline: str, shares: Tensor) -> Baseline | None:
+    score = constant_score(headline, shares)
+    return None if score is None else Baseline(_BASELINES.get(headline, "the most frequent class"), score)
+
+
+def _fair_headline(shares: Tensor) -> tuple[str, str]:
+    """Return the headline for classes of such shares, and why it is not accuracy."""
+    largest = float(shares.max())
+    if not IMBALANCED < largest < 1:
+        return "accuracy", ""
+    fair, called = ("auc", "AUC") if len(shares) == 2 else ("balanced_accuracy", "balanced accuracy")
+    return fair, (
+        f"{largest:.1%} of the server's held-out records are of one class, so this run is judged by {called} and not "
+        "by accuracy; task.metric names another score"
+    )
+
+
+def _balanced(counts: Tensor, what: str) -> tuple[float, ...]:
+    """Return weights in inverse proportion to counts, of mean 1 over the examples."""
+    if bool((counts == 0).any()):
+        raise ConfigError(
+            f"task.options.weights is 'balanced', and the server's held-out records have no {what} "
+            f"{int((counts == 0).nonzero()[0])}: hold out more records (data.holdout), or give the weights as numbers"
+        )
+    return tuple((counts.sum() / (len(counts) * counts.double())).tolist())
 
 
 class Classification(OutputTask):
@@ -37,7 +77,7 @@ class Classification(OutputTask):
 
     @property
     def plain(self) -> bool:
-        """Whether the loss is cross-entropy and nothing else, which every engine knows."""
+        """Return whether the loss is cross-entropy and nothing else, which every engine knows."""
         return self.weights is None and self.label_smoothing == 0
 
     def targets(self, y: Tree, what: str) -> Tree:
@@ -84,7 +124,7 @@ class Classification(OutputTask):
                 f"{self.classes - 1}: for a batch of {len(y)} it gave {tuple(found.shape)}"
             )
 
-    def strange(self, found: Tensor, y: Tree) -> Tensor | None:
+    def invalid_targets(self, found: Tensor, y: Tree) -> Tensor | None:
         assert isinstance(y, Tensor)
         return (y < 0) | (y >= found.shape[-1])
 
@@ -92,13 +132,47 @@ class Classification(OutputTask):
         assert self.classes is not None
         return ClassCounts(self.classes)
 
-    def baseline(self, y: Tree) -> Baseline:
+    @property
+    def measured(self) -> tuple[str, ...]:
+        return ("accuracy", "balanced_accuracy", "f1", *(("auc",) if self.classes == 2 else ()))
+
+    def on_request(self) -> Mapping[str, Metric]:
+        return {
+            "auc": lambda found, y: mean_rank(auc, *_one_against_rest(found, y)),
+            "average_precision": lambda found, y: mean_rank(average_precision, *_one_against_rest(found, y)),
+            "log_loss": lambda found, y: float(functional.cross_entropy(found.double(), y)),
+        }
+
+    def fair_headline(self, y: Tree) -> tuple[str, str]:
+        return _fair_headline(self._shares(y))
+
+    def baseline(self, y: Tree) -> Baseline | None:
+        return _class_baseline(self.headline, self._shares(y))
+
+    def balanced_weights(self, y: Tree) -> tuple[float, ...]:
+        """Return weights by which every class counts the same among such targets."""
         assert isinstance(y, Tensor)
-        return Baseline(MOST_FREQUENT, int(y.bincount().max()) / len(y))
+        return _balanced(y.bincount(minlength=self.classes or 0), "record of class")
+
+    def _shares(self, y: Tree) -> Tensor:
+        assert isinstance(y, Tensor)
+        return y.bincount(minlength=self.classes or 0).double() / len(y)
 
     @staticmethod
     def answers(found: Tensor) -> Tensor:
         return found.argmax(dim=-1)
+
+    @staticmethod
+    def probabilities(found: Tensor) -> Tensor | None:
+        return found.softmax(dim=-1)
+
+
+def _one_against_rest(found: Tensor, y: Tree) -> tuple[Tensor, Tensor]:
+    """Return scores by which examples are ranked, and who is positive: a column per class, or the second of two."""
+    assert isinstance(y, Tensor)
+    if found.shape[1] == 2:
+        return (found[:, 1:].double() - found[:, :1].double()), y.unsqueeze(1) == 1
+    return found.double().softmax(dim=1), functional.one_hot(y, found.shape[1]) == 1
 
 
 class MultiLabel(OutputTask):
@@ -119,9 +193,9 @@ class MultiLabel(OutputTask):
     def targets(self, y: Tree, what: str) -> Tree:
         if not isinstance(y, Tensor) or y.ndim not in (1, 2) or y[:1].numel() == 0:
             raise DataError(f"{what}: {self.name} needs a label 0 or 1 per example, or a row of them")
-        strange = y[(y != 0) & (y != 1)]
-        if len(strange):
-            raise DataError(f"{what}: a label is {strange[0].item():g}; {self.name} needs 0 or 1")
+        invalid = y[(y != 0) & (y != 1)]
+        if len(invalid):
+            raise DataError(f"{what}: a label is {invalid[0].item():g}; {self.name} needs 0 or 1")
         return y.to(torch.float32)
 
     def losses(self, found: Tensor, y: Tree) -> Tensor:
@@ -141,19 +215,64 @@ class MultiLabel(OutputTask):
                 f"{tuple(found.shape)}"
             )
 
-    def strange(self, found: Tensor, y: Tree) -> Tensor | None:
+    def invalid_targets(self, found: Tensor, y: Tree) -> Tensor | None:
         assert isinstance(y, Tensor)
         return ((y != 0) & (y != 1)).reshape(len(y), -1).any(dim=1)
 
     def measure(self) -> Measure:
         return LabelScores()
 
+    @property
+    def measured(self) -> tuple[str, ...]:
+        return ("auc", "f1", "exact_match")
+
+    def on_request(self) -> Mapping[str, Metric]:
+        return {
+            "average_precision": lambda found, y: mean_rank(average_precision, *_by_label(found, y)),
+            "log_loss": lambda found, y: _log_loss(*_by_label(found, y)),
+        }
+
     def baseline(self, y: Tree) -> Baseline | None:
-        return Baseline("one answer for all", 0.5)
+        assert isinstance(y, Tensor)
+        rows = y.reshape(len(y), -1).double()
+        ones = rows.mean(dim=0)
+        there = ones[ones > 0]
+        if self.headline == "auc":
+            return Baseline(_ANY_ANSWER, 0.5)
+        if self.headline == "f1" and len(there):
+            return Baseline("every label", float((2 * there / (1 + there)).mean()))
+        if self.headline == "exact_match":
+            return Baseline("the most frequent row", max(Counter(map(tuple, rows.tolist())).values()) / len(rows))
+        if self.headline == "average_precision" and len(there):
+            return Baseline(_ANY_ANSWER, float(there.mean()))
+        if self.headline == "log_loss":
+            entropy = -float((torch.xlogy(ones, ones) + torch.xlogy(1 - ones, 1 - ones)).mean())
+            return Baseline("the label frequencies", entropy)
+        return None
+
+    def balanced_weights(self, y: Tree) -> tuple[float, ...]:
+        """Return weights by which the ones of each label count as much as its zeros among such targets."""
+        assert isinstance(y, Tensor)
+        ones = y.reshape(len(y), -1).double().sum(dim=0)
+        _balanced(ones, "record with label")
+        return tuple(((len(y) - ones) / ones).tolist())
 
     @staticmethod
     def answers(found: Tensor) -> Tensor:
         return (found.reshape(len(found), -1) > 0).to(torch.int64)
+
+    @staticmethod
+    def probabilities(found: Tensor) -> Tensor | None:
+        return found.reshape(len(found), -1).sigmoid()
+
+
+def _by_label(found: Tensor, y: Tree) -> tuple[Tensor, Tensor]:
+    assert isinstance(y, Tensor)
+    return found.reshape(len(y), -1).double(), y.reshape(len(y), -1) == 1
+
+
+def _log_loss(logits: Tensor, positive: Tensor) -> float:
+    return float(functional.binary_cross_entropy_with_logits(logits, positive.double()))
 
 
 class Binary(MultiLabel):
@@ -172,14 +291,28 @@ class Binary(MultiLabel):
     def measure(self) -> Measure:
         return _Two()
 
+    @property
+    def measured(self) -> tuple[str, ...]:
+        return ("accuracy", "balanced_accuracy", "f1", "auc")
+
+    def fair_headline(self, y: Tree) -> tuple[str, str]:
+        return _fair_headline(self._shares(y))
+
     def baseline(self, y: Tree) -> Baseline | None:
+        return _class_baseline(self.headline, self._shares(y))
+
+    def _shares(self, y: Tree) -> Tensor:
         assert isinstance(y, Tensor)
-        ones = int((y == 1).sum())
-        return Baseline(MOST_FREQUENT, max(ones, len(y) - ones) / len(y))
+        return y.reshape(-1).to(torch.int64).bincount(minlength=2).double() / len(y)
 
     @staticmethod
     def answers(found: Tensor) -> Tensor:
         return MultiLabel.answers(found)[:, 0]
+
+    @staticmethod
+    def probabilities(found: Tensor) -> Tensor | None:
+        ones = found.reshape(len(found), 1)
+        return torch.cat([-ones, ones], dim=1).sigmoid()
 
 
 class _Two(ClassCounts):
@@ -200,7 +333,7 @@ class Regression(OutputTask):
     name = "regression"
 
     def __init__(self, width: int = 1, *, loss: Error = "mse", huber: float = 1.0, scale: float = 1.0) -> None:
-        """Huber's error is squared up to `huber` and absolute beyond. Scores are told in the targets' own unit, of
+        """Huber's error is squared up to `huber` and absolute beyond. Scores are in the targets' own unit, of
         which `scale` is 1 of what the module learns; the loss is not."""
         self.width, self.error, self.huber, self.scale = width, loss, huber, scale
         self.headline = "mae" if loss == "mae" else "rmse"
@@ -230,13 +363,21 @@ class Regression(OutputTask):
             )
 
     def measure(self) -> Errors:
-        return Errors(self.headline, self.scale)
+        return Errors("mae" if self.error == "mae" else "rmse", self.scale)
 
-    def baseline(self, y: Tree) -> Baseline:
+    @property
+    def measured(self) -> tuple[str, ...]:
+        return ("rmse", "mae", "r2")
+
+    def baseline(self, y: Tree) -> Baseline | None:
         assert isinstance(y, Tensor)
         each = y.reshape(len(y), -1).double() * self.scale
         if self.headline == "mae":
             return Baseline("the median target", float((each - each.median(dim=0).values).abs().mean()))
+        if self.headline == "r2":
+            return Baseline("the mean target", 0.0)
+        if self.headline != "rmse":
+            return None
         return Baseline("the mean target", math.sqrt(float((each - each.mean(dim=0)).square().mean())))
 
     @staticmethod

@@ -6,15 +6,13 @@ none does: how long an example is must not decide how much it weighs.
 
 from __future__ import annotations
 
-import math
-
 import torch
 from torch import Tensor
 
 from fedspa.errors import ConfigError, DataError
 from fedspa.examples import Tree
 from fedspa.learning.tasks.base import Baseline, OutputTask
-from fedspa.learning.tasks.measures import ClassCounts, Measure, Scores, TokenScores
+from fedspa.learning.tasks.measures import ClassCounts, Measure, Scores, TokenScores, constant_score
 
 
 class TokenClassification(OutputTask):
@@ -59,19 +57,25 @@ class TokenClassification(OutputTask):
                 f"of {len(y)} it gave {tuple(found.shape)}"
             )
 
-    def strange(self, found: Tensor, y: Tree) -> Tensor | None:
+    def invalid_targets(self, found: Tensor, y: Tree) -> Tensor | None:
         assert isinstance(y, Tensor)
         return ((y != self.ignored) & ((y < 0) | (y >= found.shape[-1]))).any(dim=1)
 
     def measure(self) -> Measure:
         return _Counted(self, None)
 
+    @property
+    def measured(self) -> tuple[str, ...]:
+        return ("token_accuracy", "balanced_accuracy", "f1")
+
     def baseline(self, y: Tree) -> Baseline | None:
         shares = self._shares(y)
-        return None if shares is None else Baseline("the most frequent label", float(shares.max()))
+        score = None if shares is None else constant_score(self.headline, shares)
+        answer = "the token frequencies" if self.headline == "perplexity" else "the most frequent label"
+        return None if score is None else Baseline(answer, score)
 
     def _shares(self, y: Tree) -> Tensor | None:
-        """Of each label among the tokens that count."""
+        """Return the share of each label among the tokens that count."""
         assert isinstance(y, Tensor)
         _, y = self.aligned(y, y)
         counted = y[y != self.ignored]
@@ -80,6 +84,10 @@ class TokenClassification(OutputTask):
     @staticmethod
     def answers(found: Tensor) -> Tensor:
         return found.argmax(dim=-1)
+
+    @staticmethod
+    def probabilities(found: Tensor) -> Tensor | None:
+        return found.softmax(dim=-1)
 
 
 class NextToken(TokenClassification):
@@ -106,11 +114,9 @@ class NextToken(TokenClassification):
     def measure(self) -> Measure:
         return _Counted(self, TokenScores())
 
-    def baseline(self, y: Tree) -> Baseline | None:
-        shares = self._shares(y)
-        if shares is None:
-            return None
-        return Baseline("the token frequencies", math.exp(-float(torch.xlogy(shares, shares).sum())))
+    @property
+    def measured(self) -> tuple[str, ...]:
+        return ("perplexity", "token_accuracy")
 
 
 class _Counted(Measure):
@@ -123,12 +129,12 @@ class _Counted(Measure):
         found, y = self._task.aligned(found, y)
         counts = y != self._task.ignored
         if self._scored is None:
-            self._scored = ClassCounts(found.shape[-1], self._task.headline, ranked=False)
+            self._scored = ClassCounts(found.shape[-1], "token_accuracy", ranked=False)
         self._scored.add(found[counts], y[counts])
 
     def scores(self) -> Scores:
         assert self._scored is not None
         return self._scored.scores()
 
-    def one_answer(self) -> int | None:
-        return None if self._scored is None else self._scored.one_answer()
+    def constant_prediction(self) -> int | None:
+        return None if self._scored is None else self._scored.constant_prediction()

@@ -12,7 +12,7 @@ from fedspa.learning.tasks.measures import Measure
 
 class Drawing(Task):
     """x is the pair of inputs and seeds. Each example draws from its own seed, whatever was drawn before it. The
-    generators are left there: whoever asks for a loss keeps those that others need."""
+    generators are left there: the caller of a loss keeps those that others need."""
 
     name = "drawing"
 
@@ -48,7 +48,7 @@ class Drawing(Task):
 
 def require_seeds(draws: bool, x: Tree) -> None:
     """Raise where an engine whose model may draw is given inputs without seeds. Example by example that would cost each
-    its gradient, and nobody would be told."""
+    its gradient without any error."""
     seeds = x[1] if isinstance(x, tuple) and len(x) == 2 else None
     if draws and not (isinstance(seeds, Tensor) and seeds.dtype == torch.int64 and seeds.ndim == 1):
         raise TypeError("this engine takes x as the pair of inputs and seeds: engine/local.py has `seeded`")
@@ -71,7 +71,7 @@ class PerPerson(Task):
         self.headline, self.width = task.headline, task.width
 
     def targets(self, y: Tree, what: str) -> Tree:
-        """Of records."""
+        """Return the targets of records."""
         return self.task.targets(y, what)
 
     def loss(self, module: nn.Module, x: Tree, y: Tree) -> Tensor:
@@ -80,7 +80,7 @@ class PerPerson(Task):
         assert isinstance(counts, Tensor)
         losses = []
         for person, count in enumerate(counts.tolist()):
-            records, targets = (_of(tree, person, slice(count)) for tree in (x["records"], y))
+            records, targets = (mapped(lambda leaf: leaf[person, :count], tree) for tree in (x["records"], y))  # noqa: B023
             losses.append(self.task.loss(module, records, targets))
         return torch.stack(losses).mean()
 
@@ -88,37 +88,20 @@ class PerPerson(Task):
         self.loss(module, x, y)
 
     def measure(self) -> Measure:
-        """Of held-out records."""
+        """Return the measure of held-out records."""
         return self.task.measure()
 
 
-class _Whole(PerPerson):
-    """Of persons all of whose places are filled, so that x is nothing but their records."""
-
-    def loss(self, module: nn.Module, x: Tree, y: Tree) -> Tensor:
-        persons, places = next(leaves(y)).shape[:2]
-        return super().loss(module, {"records": x, "count": torch.full((persons,), places)}, y)
-
-
-def tried(like: Examples, task: Task | None) -> list[tuple[Examples, Task | None]]:
-    """What a module is tried with. Where examples are persons: a record by itself, and some of a person's together, of
-    which a module may keep what it keeps of none alone, as norms do that count a batch."""
+def tried(example_spec: Examples, task: Task | None) -> list[tuple[Examples, Task | None]]:
+    """Return what a module is tried with. Where examples are persons: a record by itself, and some of a person's
+    together, of which a module may keep what it keeps of none alone, as norms do that count a batch."""
     if not isinstance(task, PerPerson):
-        return [(like, task)]
-    assert isinstance(like.x, dict)
-    records = Examples(like.x["records"], like.y)
-    alone, some = (Examples(*(mapped(take, tree) for tree in records)) for take in (_first, _some))
-    several = next(leaves(some.y)).shape[1] > 1
-    return [(alone, task.task), *([(some, _Whole(task.task))] if several else [])]
-
-
-def _first(leaf: Tensor) -> Tensor:
-    return leaf[:, 0]
-
-
-def _some(leaf: Tensor) -> Tensor:
-    return leaf[:, :TRIED]
-
-
-def _of(tree: Tree, person: int, own: slice) -> Tree:
-    return mapped(lambda leaf: leaf[person, own], tree)
+        return [(example_spec, task)]
+    assert isinstance(example_spec.x, dict)
+    (x, alone_x), (y, alone_y) = (
+        (mapped(lambda leaf: leaf[:, :TRIED], tree), mapped(lambda leaf: leaf[:, 0], tree))
+        for tree in (example_spec.x["records"], example_spec.y)
+    )
+    some = Examples({"records": x, "count": example_spec.x["count"]}, y)
+    several = next(leaves(y)).shape[1] > 1
+    return [(Examples(alone_x, alone_y), task.task), *([(some, task)] if several else [])]

@@ -1,4 +1,4 @@
-"""What a participation with Gaussian noise does, and how its steps are priced.
+"""What a participation with Gaussian noise does, and the privacy cost of its steps.
 
 The noise multiplier is the standard deviation of the noise on the *sum* of clipped gradients, in units of the bound C
 on one example's clipped gradient (√k·c for `coordinate` clipping, C for `l2`): the same number under both relations.
@@ -37,10 +37,10 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from fedspa.errors import PrivacyError
-from fedspa.privacy.event import PLD, Event, Neighbours, NoiseMode, Sampling, Step, Unit, check_word
+from fedspa.privacy.event import PLD, Event, Neighbours, NoiseMode, Sampling, Step, Unit
 from fedspa.randomness.mask import DIMENSION_LIMIT
 
 if TYPE_CHECKING:
@@ -54,8 +54,8 @@ _PAIRS = DIMENSION_LIMIT // 2
 
 
 def truncation_delta(shift: float) -> float:
-    """An upper bound on the probability that one release lies where the neighbour's cannot; `shift` is in standard
-    deviations."""
+    """Return an upper bound on the probability that one release lies where the neighbour's cannot; `shift` is in
+    standard deviations."""
     if shift > TAIL - 1:
         return 1.0
     spread = TAIL * math.exp(_SMALL * TAIL) * math.sqrt(_PAIRS) * shift
@@ -67,14 +67,15 @@ def _chance(move: float) -> float:
     return math.expm1(move * TAIL - move**2 / 2)
 
 
-KIND = "gaussian"
-# Steps are priced by their own noise between these; outside by a step that costs more.
+# Between these, the cost of a step is that of its own noise; outside, that of a step that costs more.
 _LEAST_NOISE, _MOST_NOISE = 1e-3, 1e8
 
 
 @dataclass(frozen=True, slots=True)
 class GaussianEvent(Event):
     """`steps` Gaussian releases, each on a fresh sample of `batch` (expected or exact) of `records` records."""
+
+    kind: ClassVar[str] = "gaussian"
 
     sampling: Sampling
     batch: int
@@ -85,18 +86,9 @@ class GaussianEvent(Event):
     unit: Unit = "record"
 
     def __post_init__(self) -> None:
-        try:
-            self._make_whole("batch", "records", "steps")
-            object.__setattr__(self, "noise_multiplier", float(self.noise_multiplier))  # equal events, equal text
-        except (TypeError, ValueError, OverflowError) as error:
-            raise PrivacyError(f"an event takes whole numbers and a noise multiplier: {error}") from None
-        check_word("sampling", self.sampling, Sampling)
-        self._check_sampled()
+        Event.__post_init__(self)
         if not (math.isfinite(self.noise_multiplier) and self.noise_multiplier > 0):
             raise PrivacyError(f"noise multiplier is {self.noise_multiplier}; it must be positive and finite")
-
-    def to_json(self) -> str:
-        return self._canonical(KIND)
 
     def accountant(self, neighbours: Neighbours) -> str:
         if (self.sampling, neighbours) == ("fixed", "add-remove"):
@@ -118,7 +110,7 @@ class GaussianEvent(Event):
 
 @dataclass(frozen=True, slots=True)
 class SampledGaussian(Step):
-    """One release of a sampled batch, as it is priced: `noise` in the units of `GaussianEvent`."""
+    """One release of a sampled batch, as accountants compose it: `noise` in the units of `GaussianEvent`."""
 
     sampling: Sampling
     rate: Fraction
@@ -135,17 +127,17 @@ class SampledGaussian(Step):
         return Removed(rate, 1 / self.noise), Added(rate, 1 / self.noise)
 
     def gaussian_shift(self, neighbours: Neighbours) -> float | None:
-        """Without sampling (q = 1) a step is a plain Gaussian."""
+        """Return the shift of a plain Gaussian, which a step is without sampling (q = 1)."""
         return _width(neighbours) / self.noise if self.rate == 1 else None
 
-    def beyond(self, neighbours: Neighbours) -> float:
-        """Where the noise ends (`tail`). A record that is not in the sample moves nothing. Where it is replaced in a
-        Poisson sample of half the records or less, the neighbour's release is at least as likely one without it, which
-        is half as far."""
+    def extra_delta(self, neighbours: Neighbours) -> float:
+        """Return the δ of the ends of the noise (`truncation_delta`). A record that is not in the sample moves nothing.
+        Where it is replaced in a Poisson sample of half the records or less, the neighbour's release is at least as
+        likely one without it, which is half as far."""
         halfway = self.sampling == "poisson" and self.rate <= Fraction(1, 2)
         return float(self.rate) * truncation_delta((1 if halfway else _width(neighbours)) / self.noise)
 
 
 def _width(neighbours: Neighbours) -> int:
-    """How many bounds on an example one record moves a sum by."""
+    """Return how many bounds on an example one record moves a sum by."""
     return 1 if neighbours == "add-remove" else 2

@@ -18,7 +18,6 @@ exactly, and a draw of R is within 2⁻¹¹⁸ in total variation of its law.
 from __future__ import annotations
 
 import math
-from bisect import bisect_right
 from dataclasses import dataclass
 from decimal import Decimal, localcontext
 from fractions import Fraction
@@ -29,12 +28,13 @@ from numpy.typing import NDArray
 
 from fedspa.errors import PrivacyError
 from fedspa.mechanisms.base import Clipping
-from fedspa.randomness.streams import Stream
+from fedspa.randomness.streams import Stream, heads, settle
 
 # Proposal cells of |N|: this many to a standard deviation, out to where the mass left is below 2^-128.
 _CELLS = 32
 _LAST_SIGMA = 14
 _BLOCK = 8192
+_TABLE_BITS = 128
 # Float64 decides an acceptance unless it is this close: a thousand times what its error could be.
 _DOUBT = 2.0**-40
 
@@ -63,7 +63,8 @@ class Grid:
 
 
 def make_grid(clip: Clipping, clip_value: float, active: int, noise_multiplier: float) -> Grid:
-    """The grid of a sum over `active` coordinates whose noise is `noise_multiplier` × the bound on an example's norm.
+    """Return the grid of a sum over `active` coordinates whose noise is `noise_multiplier` × the bound on an example's
+    norm.
 
     For a plan: `make_grid(plan.clip, plan.clip_value, plan.active, plan.gradient_noise_multiplier)`. The count of a
     private clip is one coordinate of ±½: `make_grid("coordinate", 0.5, 1, 2 * plan.count_noise)`. The limits are
@@ -102,11 +103,10 @@ def rounded_gaussian(n: int, bits: int, stream: Stream) -> NDArray[np.int64]:
 
 def _accepted_draws(size: int, bits: int, stream: Stream) -> NDArray[np.int64]:
     choices, places, coins = stream.uint64(3 * size).reshape(3, size)
-    table = _cell_table()
     cells = np.searchsorted(_cell_heads(), choices, side="right")
     tied = _cell_heads()[np.maximum(cells, 1) - 1] == choices
     for i in np.flatnonzero(tied):
-        cells[i] = bisect_right(table, int(choices[i]) << 64 | int(stream.uint64(1)[0]))
+        cells[i] = settle(_cell_table(), choices[i], stream, _TABLE_BITS)
 
     place = (places >> np.uint64(11)).view(np.int64) * 2.0**-53
     coin = (coins >> np.uint64(11)).view(np.int64) * 2.0**-53
@@ -125,7 +125,8 @@ def _accepted_draws(size: int, bits: int, stream: Stream) -> NDArray[np.int64]:
 
 
 def _accept(cell: int, place: int, coin: int, stream: Stream) -> bool:
-    """Whether coin < exp(−f(2·cell + f)/2048), from 64 bits of f and 63 of the coin, and more as it needs them."""
+    """Return whether coin < exp(−f(2·cell + f)/2048), from 64 bits of f and 63 of the coin, and more as it needs
+    them."""
     place_bits, coin_bits = 64, 63
     while True:
         with localcontext(prec=place_bits):  # decimal digits: three times the bits there are
@@ -149,11 +150,10 @@ def _cell_table() -> list[int]:
         running, ends = Decimal(0), []
         for height in heights[:-1]:
             running += height
-            ends.append(int(running / total * 2**128))
+            ends.append(int(running / total * 2**_TABLE_BITS))
     return ends
 
 
 @cache
 def _cell_heads() -> NDArray[np.uint64]:
-    """The first 64 bits of `_cell_table`: all that a draw needs unless it meets one of them exactly."""
-    return np.array([end >> 64 for end in _cell_table()], dtype=np.uint64)
+    return heads(_cell_table(), _TABLE_BITS)

@@ -16,24 +16,25 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 from fedspa.errors import PrivacyError
 from fedspa.mechanisms.base import (
-    Asked,
     Clipping,
     ClipRule,
     Mechanism,
-    PlanDefaults,
-    check_clip,
+    Plan,
+    PlanRequest,
     check_one_given,
+    make_plan,
     relation,
 )
-from fedspa.mechanisms.gaussian.calibrate import noise_multiplier
-from fedspa.mechanisms.gaussian.event import KIND, GaussianEvent
+from fedspa.mechanisms.gaussian.event import GaussianEvent
 from fedspa.mechanisms.gaussian.exact import make_grid
-from fedspa.privacy.event import MOST, Event, Neighbours, Sampling, Unit, check_word, told
+from fedspa.privacy import accounting
+from fedspa.privacy.accounting import gaussian_epsilon
+from fedspa.privacy.event import MOST, Neighbours, Sampling, Unit
 
 # A privately chosen clip (rule "quantile") takes this much more noise on the gradients: 2 %, so that the noisy count of
 # clipped examples fits into the same accounted release.
@@ -49,7 +50,7 @@ LARGEST_LOG_GROWTH = 10.0
 
 
 @dataclass(frozen=True, slots=True)
-class GaussianPlan(PlanDefaults):
+class GaussianPlan(Plan):
     """The terms of every agent. Units: gradients for `clip_value`; `noise_multiplier` as in `GaussianEvent`.
 
     `records` is a public number m, the fewest that an agent holds. It sets the sampling rate q = B/m, which must not
@@ -57,6 +58,8 @@ class GaussianPlan(PlanDefaults):
     covers that. An agent with more records draws batches that are larger on average, at the same ε. Where `unit` is
     "person", each of these records is a person, with what counts of theirs.
     """
+
+    event_type = GaussianEvent
 
     dimension: int
     active: int
@@ -73,21 +76,15 @@ class GaussianPlan(PlanDefaults):
     clip_rule: ClipRule = "given"
     unit: Unit = "record"
 
+    if TYPE_CHECKING:
+
+        @property
+        def event(self) -> GaussianEvent: ...
+
     def __post_init__(self) -> None:
-        if not 1 <= self.active <= self.dimension <= MOST:
-            raise PrivacyError(
-                f"k is {told(self.active)}; it must lie between 1 and d = {told(self.dimension)}, at most {MOST:g}"
-            )
-        check_clip(self.clip, self.clip_value)
-        check_word("clip rule", self.clip_rule, ClipRule)
-        check_word("neighbours", self.neighbours, Neighbours)
+        Plan.__post_init__(self)
         if self.sampling == "fixed" and self.neighbours != "replace-one":
-            raise PrivacyError("sampling 'fixed' has a sound accountant under neighbours 'replace-one' only")
-        if not 1 <= self.participations <= MOST:
-            raise PrivacyError(f"participations is {told(self.participations)}; it must lie between 1 and {MOST:g}")
-        _ = self.event  # checks sampling, batch, records, steps and noise
-        if not 0 < self.delta < 1 / self.records:
-            raise PrivacyError(f"delta is {self.delta}; it must lie between 0 and 1/records = {1 / self.records:.3g}")
+            raise PrivacyError("sampling 'fixed' has an accountant under neighbours 'replace-one' only")
 
     @property
     def rate(self) -> float:
@@ -113,7 +110,7 @@ class GaussianPlan(PlanDefaults):
         z_g⁻² + (2σ_b)⁻² = z⁻². Replace-one doubles both parts, so the same σ_b serves both relations.
         """
         if self.clip_rule != "quantile":
-            raise PrivacyError(f"clip rule {self.clip_rule!r} counts nothing")
+            raise PrivacyError(f"clip rule {self.clip_rule!r} has no count")
         z, z_g = self.noise_multiplier, self.gradient_noise_multiplier
         return 0.5 / math.sqrt(z**-2 - z_g**-2)
 
@@ -123,28 +120,12 @@ class GaussianPlan(PlanDefaults):
         return self.gradient_noise_multiplier * self.clip_norm / self.batch
 
     @property
-    def event(self) -> GaussianEvent:
-        """What one participation does."""
-        return GaussianEvent(
-            self.sampling,
-            self.batch,
-            self.records,
-            self.local_steps,
-            self.noise_multiplier,
-            unit=self.unit,
-        )
-
-    @property
     def clip_growth(self) -> float:
         """How far the clip value can plausibly rise within a participation: all examples clipped, noise at 8σ."""
         if self.clip_rule != "quantile":
             return 1.0
         noise = 8 * math.sqrt(self.local_steps) * self.count_noise / self.batch
         return math.exp(min(CLIP_RATE * (CLIP_QUANTILE * self.local_steps + noise), LARGEST_LOG_GROWTH))
-
-    def update_noise(self, local_lr: float, scale: float) -> float:
-        """τ independent draws, scaled like the gradient."""
-        return local_lr * scale * self.sigma * math.sqrt(self.local_steps)
 
     def update_bound(self, local_lr: float, scale: float) -> float:
         """Signal: every sampled example pulls the coordinate to its clip, and ten times as many are sampled as the plan
@@ -154,7 +135,13 @@ class GaussianPlan(PlanDefaults):
         signal = local_lr * scale * self.clip_value * examples / self.batch
         return (signal + 12 * self.update_noise(local_lr, scale)) * self.clip_growth
 
-    def require_sendable(self, *, exact: bool) -> None:
+    def scoring(self, models: int) -> GaussianPlan | None:
+        """A record's scores have norm √models: the plan's noise is that many times its multiplier."""
+        if self.clip_rule != "given":
+            return None
+        return replace(self, dimension=models, active=models, clip="coordinate", clip_value=1.0)
+
+    def check_sendable(self, *, exact: bool) -> None:
         if exact:
             make_grid(self.clip, self.clip_value, self.active, self.gradient_noise_multiplier)
             if self.clip_rule == "quantile":
@@ -177,50 +164,144 @@ def check(config: Mapping[str, Any]) -> None:
         )
 
 
-def calibrated(asked: Asked) -> GaussianPlan:
-    noise = asked.options["privacy.noise_multiplier"] or _least_noise(asked)
-    drawn = asked.sampling, asked.batch, asked.records, asked.local_steps
-    return of_event(GaussianEvent(*drawn, noise, unit=asked.unit), asked)
-
-
-def of_event(event: Event, asked: Asked) -> GaussianPlan:
-    if not isinstance(event, GaussianEvent):
-        raise PrivacyError(f"the ledger holds events that are not of Gaussian noise: {event}")
-    return GaussianPlan(
-        dimension=asked.dimension,
-        active=asked.active,
-        clip=asked.clip,
-        clip_value=asked.clip_value,
-        sampling=event.sampling,
-        batch=event.batch,
-        records=event.records,
-        local_steps=event.steps,
-        participations=asked.participations,
-        noise_multiplier=event.noise_multiplier,
-        neighbours=relation(asked.neighbours, event.sampling),
-        delta=asked.delta,
-        clip_rule=asked.clip_rule,
-        unit=event.unit,
+def calibrated(request: PlanRequest) -> GaussianPlan:
+    noise = request.options["privacy.noise_multiplier"] or noise_multiplier(
+        request.target,
+        request.delta,
+        sampling=request.sampling,
+        batch=request.batch,
+        records=request.records,
+        steps=request.local_steps,
+        participations=request.participations,
+        neighbours=relation(request.neighbours, request.sampling),
     )
+    return make_plan(GaussianPlan, request, noise_multiplier=noise)
 
 
-def _least_noise(asked: Asked) -> float:
-    sizes = {"batch": asked.batch, "records": asked.records, "steps": asked.local_steps}
-    sizes["participations"] = asked.participations
-    return noise_multiplier(
-        asked.target,
-        asked.delta,
-        sampling=asked.sampling,
-        neighbours=relation(asked.neighbours, asked.sampling),
-        **sizes,
-    )
+GAUSSIAN = Mechanism("gaussian", GaussianPlan, check, calibrated)
 
 
-GAUSSIAN = Mechanism(
-    name="gaussian",
-    events={KIND: GaussianEvent},
-    check=check,
-    calibrated=calibrated,
-    of_event=of_event,
-    plan=GaussianPlan,
+# The least noise for a budget, verified by the accountant itself.
+#
+# ε falls as noise grows. A bracket around a guess is halved on the grid of four significant digits: the result is the
+# smallest such number whose ε does not exceed the target.
+
+_DIGITS = 1000  # four significant digits: mantissas 1000 … 9999
+LEAST_NOISE, MOST_NOISE = 1e-3, 1e8
+
+
+def noise_multiplier(
+    epsilon: float,
+    delta: float,
+    *,
+    sampling: Sampling,
+    batch: int,
+    records: int,
+    steps: int,
+    participations: int,
+    neighbours: Neighbours,
+) -> float:
+    """Return the least noise multiplier, to four digits, at which `participations` cost at most `epsilon` at
+    `delta`."""
+    if not (math.isfinite(epsilon) and epsilon > 0):
+        raise PrivacyError(f"epsilon is {epsilon}; it must be positive and finite")
+    if not 0 < delta < 1:
+        raise PrivacyError(f"delta is {delta}; it must lie between 0 and 1")
+    GaussianEvent(sampling, batch, records, steps, 1.0)  # which refuses sizes that the guess below cannot take
+    if not 1 <= participations <= MOST:
+        raise PrivacyError(f"participations is {participations}; it must lie between 1 and {MOST:g}")
+
+    def cost(index: int) -> float:
+        event = GaussianEvent(sampling, batch, records, steps, _noise(index))
+        return accounting.epsilon({event: participations}, delta, neighbours=neighbours)
+
+    # A sampled Gaussian of many steps is nearly one Gaussian of shift q·√n·sensitivity/σ.
+    width = 1 if neighbours == "add-remove" else 2
+    spread = width * batch / records * math.sqrt(steps * participations)
+    guess = min(max(spread / _gaussian_shift(epsilon, delta), 0.3), MOST_NOISE / 10)
+    most = _index(MOST_NOISE)
+    enough = short = _index(guess)
+    stride = _DIGITS // 2
+    while cost(enough) > epsilon:
+        short, enough, stride = enough, min(enough + stride, most), 2 * stride
+        if short == most:
+            raise PrivacyError(
+                f"no noise multiplier up to {MOST_NOISE:g} keeps epsilon at {epsilon} with delta {delta}; "
+                "take a larger epsilon or delta, or fewer steps"
+            )
+    stride = _DIGITS // 2
+    while short >= enough or cost(short) <= epsilon:
+        enough = min(enough, short)
+        if enough <= _index(LEAST_NOISE):
+            return _noise(enough)
+        short, stride = max(enough - stride, _index(LEAST_NOISE)), 2 * stride
+    return _noise(accounting.last_that_fits(lambda index: cost(index) <= epsilon, enough, short))
+
+
+def _gaussian_shift(target: float, delta: float) -> float:
+    """Return the shift μ at which one Gaussian costs about `target`."""
+    low, high = 1e-9, 1e9
+    for _ in range(60):
+        middle = math.sqrt(low * high)
+        low, high = (middle, high) if gaussian_epsilon(middle, delta) <= target else (low, middle)
+    return low
+
+
+def _noise(index: int) -> float:
+    """Return the index-th number of four significant digits, in order; read from text, so that it prints as it is."""
+    exponent, mantissa = divmod(index, 9 * _DIGITS)
+    return float(f"{_DIGITS + mantissa}e{exponent}")
+
+
+def _index(noise: float) -> int:
+    """Return the index of the smallest four-digit number that is not below `noise`."""
+    exponent = math.floor(math.log10(noise)) - 3
+    index: int = exponent * 9 * _DIGITS + math.floor(noise / 10**exponent) - _DIGITS
+    while _noise(index) < noise:
+        index += 1
+    return index
+
+
+# A run's own terms first.
+TERMS: tuple[tuple[Sampling, Neighbours], ...] = (
+    ("poisson", "add-remove"),
+    ("poisson", "replace-one"),
+    ("fixed", "replace-one"),
 )
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """`noise` as in `GaussianEvent` (σ·B over √p·G or C), and its ε."""
+
+    sampling: Sampling
+    neighbours: Neighbours
+    accountant: str
+    noise: float
+    epsilon: float
+
+
+def compare(
+    *,
+    batch: int,
+    records: int,
+    local_steps: int,
+    participations: int,
+    delta: float,
+    epsilon: float | None = None,
+    noise: float | None = None,
+) -> list[Comparison]:
+    """Return the noise that `epsilon` needs (and the ε that it then has), or the ε of `noise`, for each of `TERMS`."""
+    if (epsilon is None) == (noise is None):
+        raise PrivacyError("give exactly one of epsilon and noise")
+    sizes = {"batch": batch, "records": records, "steps": local_steps, "participations": participations}
+    table = []
+    for sampling, neighbours in TERMS:
+        needed = noise
+        if epsilon is not None:
+            needed = noise_multiplier(epsilon, delta, sampling=sampling, neighbours=neighbours, **sizes)
+        assert needed is not None
+        event = GaussianEvent(sampling, batch, records, local_steps, needed)
+        cost = accounting.epsilon({event: participations}, delta, neighbours=neighbours)
+        table.append(Comparison(sampling, neighbours, event.accountant(neighbours), needed, cost))
+    return table

@@ -1,7 +1,7 @@
 """One private release: the noisy mean of clipped per-example gradients (Algorithm 1, the g + b of line 9).
 
-Everything that decides privacy in a local step of the Python engines happens in `noisy_mean`; the native and the
-stacked engine have their own, and the audit attacks whichever a run takes.
+Everything that decides privacy in a local step of the Python engines happens in `noisy_mean`; the native engine and
+the traced one on a GPU have their own, and the audit attacks whichever a run takes.
 """
 
 from __future__ import annotations
@@ -9,15 +9,16 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from fedspa.mechanisms.base import LARGEST_CLIP, SMALLEST_CLIP, Clipping
-from fedspa.mechanisms.clipping import RowSum, clip_rows, share_below
+from fedspa.mechanisms.base import CLIP_UNITS, LARGEST_CLIP, SMALLEST_CLIP, Clipping
+from fedspa.mechanisms.clipping import GradientBlock, RowSum, clip_rows, share_below
 from fedspa.mechanisms.gaussian import exact
 from fedspa.mechanisms.gaussian.exact import Grid, make_grid
 from fedspa.mechanisms.gaussian.plan import CLIP_QUANTILE, CLIP_RATE, GaussianPlan
-from fedspa.mechanisms.parts import Parts
 from fedspa.randomness.streams import Stream
 
 # A row of at most this float64 norm has a square sum below 2^63: int64 adds it exactly.
@@ -26,7 +27,7 @@ _VALUES_AT_ONCE = 1 << 16
 
 
 def noisy_mean(
-    chunks: Iterable[Tensor | Parts], plan: GaussianPlan, noise: Stream, *, on_grid: bool = False
+    chunks: Iterable[Tensor | GradientBlock], plan: GaussianPlan, noise: Stream, *, on_grid: bool = False
 ) -> tuple[Tensor, float]:
     """Noisy mean gradient on the k active coordinates (float64), and the clip value for the next step.
 
@@ -39,16 +40,16 @@ def noisy_mean(
     adaptive = plan.clip_rule == "quantile"
     shares = _NoisySum("coordinate", 0.5, 1, 2 * plan.count_noise, on_grid) if adaptive else None
     for rows in chunks:
-        if isinstance(rows, Parts) and on_grid:
+        if isinstance(rows, GradientBlock) and on_grid:
             rows = rows.rows()
         if shares is not None:
             below = (
                 rows.share_below(plan.clip, plan.clip_value)
-                if isinstance(rows, Parts)
+                if isinstance(rows, GradientBlock)
                 else share_below(rows, plan.clip, plan.clip_value)
             )
             shares.add((below - 0.5).unsqueeze(1))
-        if isinstance(rows, Parts):
+        if isinstance(rows, GradientBlock):
             gradients.add_sums(len(rows), rows.clipped(plan.clip, plan.clip_value))
         else:
             gradients.add(clip_rows(rows, plan.clip, plan.clip_value))
@@ -93,7 +94,7 @@ def add_noise(total: Tensor, sigma_sum: float, stream: Stream) -> Tensor:
     `sigma_sum` is the noise on the *sum*, in gradient units: `plan.sigma * plan.batch`. Rounding to float32 comes after
     the noise and is post-processing. The modes `secure` and `seeded` differ by where the stream's key comes from
     (`streams.root_key`), not here; `exact` is the mode that floating point cannot leak from (`exact.py`). A GPU's own
-    generator is not cryptographic: this noise is made on the CPU, and the stacked engine brings one of its own.
+    generator is not cryptographic: this noise is made on the CPU, and the traced engine has another one there.
     """
     noise = torch.from_numpy(stream.gaussian(total.numel())).mul_(sigma_sum)
     return (total.to(torch.float64) + noise.to(total.device)).to(total.dtype)
@@ -127,14 +128,25 @@ def integer_sum(clipped: Tensor, grid: Grid) -> Tensor:
     return total
 
 
+def sum_in_units(rows: Iterable[Tensor], clip: Clipping, clip_value: float, size: int) -> NDArray[np.int64]:
+    """Return the sum of the examples' gradients on `size` coordinates, clipped, in whole numbers with `CLIP_UNITS` to
+    the clip value."""
+    square = CLIP_UNITS**2 * (size if clip == "coordinate" else 1)
+    grid, total = Grid(clip, clip_value / CLIP_UNITS, 0, CLIP_UNITS, square), torch.zeros(size, dtype=torch.int64)
+    for block in rows:
+        total += integer_sum(clip_rows(block, clip, clip_value), grid).cpu()
+    return total.numpy()
+
+
 def release_on_grid(total: Tensor, grid: Grid, stream: Stream) -> Tensor:
-    """What may leave: the integer sum plus fresh noise, in gradient units (float64, on the sum's device)."""
+    """Return what may leave: the integer sum plus fresh noise, in gradient units (float64, on the sum's device)."""
     noise = torch.from_numpy(exact.rounded_gaussian(total.numel(), grid.noise_bits, stream))
     return (total + noise.to(total.device)).to(torch.float64) * grid.unit
 
 
 def _shorten(row: Tensor, limit_square: int) -> Tensor:
-    """The row scaled by a/2³¹ and truncated, a the largest integer that brings its squared norm within the limit."""
+    """Return the row scaled by a/2³¹ and truncated, a the largest integer that brings its squared norm within the
+    limit."""
     squares = row * row
     square = (int((squares >> 32).sum()) << 32) + int((squares & 0xFFFFFFFF).sum())
     factor = math.isqrt((limit_square << 62) // square)

@@ -9,52 +9,6 @@ function make(name, text, parent, kind) {
   return node;
 }
 
-// Reading values: the pointer or the arrow keys choose a round; its row of the table is what is shown.
-function readable(figure) {
-  const canvas = figure.querySelector(".canvas"), svg = canvas.querySelector("svg");
-  const places = JSON.parse(canvas.dataset.x), heights = JSON.parse(canvas.dataset.y);
-  if (!places.length) return;
-  const cursor = svg.querySelector(".cursor"), line = cursor.querySelector("path"), dots = all(cursor, "circle");
-  const names = all(figure, ".data thead th").map((cell) => cell.textContent);
-  const rows = all(figure, ".data tbody tr"), readout = figure.querySelector(".readout");
-  let at = -1;
-  function show(i) {
-    at = Math.max(0, Math.min(places.length - 1, i));
-    line.setAttribute("transform", `translate(${places[at]} 0)`);
-    dots.forEach((dot, n) => {
-      const y = heights[n][at];
-      dot.setAttribute("visibility", y === null ? "hidden" : "inherit");
-      if (y !== null) dot.setAttribute("transform", `translate(${places[at]} ${y})`);
-    });
-    cursor.setAttribute("visibility", "visible");
-    readout.replaceChildren();
-    all(rows[at], "th, td").forEach((cell, n) => {
-      if (n) readout.append(" · ");
-      readout.append(n === 0 || names.length > 2 ? `${names[n]} ` : "");
-      make("b", cell.textContent, readout);
-    });
-  }
-  function hide() {
-    cursor.setAttribute("visibility", "hidden");
-    readout.replaceChildren();
-  }
-  canvas.addEventListener("pointermove", (event) => {
-    const x = new DOMPoint(event.clientX, event.clientY).matrixTransform(svg.getScreenCTM().inverse()).x;
-    let best = 0;
-    places.forEach((place, i) => { if (Math.abs(place - x) < Math.abs(places[best] - x)) best = i; });
-    show(best);
-  });
-  canvas.addEventListener("pointerleave", () => { if (document.activeElement !== canvas) hide(); });
-  canvas.addEventListener("focus", () => { if (canvas.matches(":focus-visible")) show(at < 0 ? places.length - 1 : at); });
-  canvas.addEventListener("blur", hide);
-  canvas.addEventListener("keydown", (event) => {
-    const to = { ArrowLeft: at - 1, ArrowRight: at + 1, Home: 0, End: places.length - 1 }[event.key];
-    if (to === undefined) return;
-    event.preventDefault();
-    show(to);
-  });
-}
-
 // Agents: a click, or Enter, shows what the ledger has of one.
 function choosable(section) {
   const bars = all(section, ".bar");
@@ -109,10 +63,7 @@ function choosable(section) {
   }));
 }
 
-all(document, ".plot").forEach((figure) => {
-  readable(figure);
-  choosable(figure.parentElement);
-});
+all(document, ".plot").forEach((figure) => choosable(figure.parentElement));
 // On paper nothing can be opened: what belongs there is.
 let closed = [];
 addEventListener("beforeprint", () => {

@@ -8,7 +8,7 @@
 
 #include <stdint.h>
 
-#define FEDSPA_ABI 10
+#define FEDSPA_ABI 12
 
 enum { LAYER_CONV, LAYER_LINEAR, LAYER_MAXPOOL, LAYER_AVGPOOL, LAYER_RELU, LAYER_TANH, LAYER_FLATTEN };
 
@@ -30,6 +30,8 @@ struct fedspa_task {
     const int64_t *numbers; /* where in x and y the agent's records are, or NULL: they are all there is */
     int64_t records;
     int64_t held;         /* records in x and y, where there are numbers */
+    const int64_t *counts; /* where an example is a person: how many records each has, or NULL: an example is a record */
+    int64_t slots;         /* of a person: records from one person to the next in x and y, of which the first count */
     const int64_t *coordinates; /* sorted, or NULL: all of them */
     int64_t active;             /* k */
     int64_t steps, batch;
@@ -43,7 +45,7 @@ struct fedspa_task {
     uint8_t sampling_key[32], noise_key[32];
 };
 
-enum { FEDSPA_OK, FEDSPA_STOPPED, FEDSPA_MEMORY, FEDSPA_LABEL, FEDSPA_MASK, FEDSPA_ORDER, FEDSPA_RECORD };
+enum { FEDSPA_OK, FEDSPA_STOPPED, FEDSPA_MEMORY, FEDSPA_LABEL, FEDSPA_MASK, FEDSPA_ORDER, FEDSPA_RECORD, FEDSPA_COUNT };
 enum { LEVEL_PLAIN, LEVEL_AVX2, LEVEL_AVX512, LEVEL_NEON }; /* a CPU has either AVX or NEON */
 
 struct fedspa_net;
@@ -80,5 +82,16 @@ int64_t fedspa_sum(const struct fedspa_net *net, int64_t level, const float *the
 /* logits: one row of the net's outputs for each of `count` records. */
 int64_t fedspa_logits(const struct fedspa_net *net, int64_t level, const float *theta, const float *x, int64_t count,
                       int64_t threads, float *logits);
+
+/* Philox4x32-10: `count` words from block `first_block` on of a stream, which is two words of key, the domain and two
+ * words of counter (fedspa/randomness/mask.py). */
+void fedspa_words(const uint32_t *stream, uint64_t first_block, int64_t count, uint32_t *out);
+
+/* out: the `active` of `dimension` coordinates that a stream picks, ascending (fedspa/randomness/mask.py). Takes a bit of
+ * memory for each coordinate. */
+int64_t fedspa_mask(const uint32_t *stream, int64_t dimension, int64_t active, int64_t *out);
+
+/* Adds values in whole numbers of `unit` to the sums at their coordinates, or, without these, to the first sums. */
+void fedspa_add_units(const float *values, const int64_t *coordinates, int64_t count, double unit, int64_t *sums);
 
 #endif

@@ -58,7 +58,7 @@ INLINE void one_piece(struct work *w, int i, int r, int p, const struct list *l,
     const int64_t row = op->weights + (int64_t)r * op->row_length;
     const struct piece_functions *use = PIECE_FUNCTIONS + piece->count - 1;
     if (what == GRADIENT_ADD) use->add(x, l, piece, w->sum + row);
-    else if (what == GRADIENT_ADD_SCALED && op->linear) /* by the layer: by the list, company would decide the rounding */
+    else if (what == GRADIENT_ADD_SCALED && op->linear && !w->several) /* by the layer: by the list, company would decide the rounding */
         use->scaled_products(x, l, piece, w->units + row, w->factor, w->most);
     else if (what == GRADIENT_ADD_SCALED) use->add_scaled(x, l, piece, w->units + row, w->factor, w->most);
     else if (what == GRADIENT_LOOK) use->look(x, l, piece, w->active + row, bound, w->looks);
@@ -70,31 +70,36 @@ INLINE V alive_deltas(const struct op *op, const float *delta, const float *unit
     return op->relu ? (V)((I)d & (load(unit + at) > 0)) : d;
 }
 
-/* The biases' gradients: an example's deltas summed over its pixels, a vector of channels at a time. What a vector holds
+/* The biases' gradients: an example's deltas summed over its records' pixels, a vector of channels at a time. What a vector holds
  * behind the last channel goes to the padding. */
 PHASE void bias_gradients(struct work *w, int i, int n, int what, float bound) {
     const struct op *op = w->net->ops + i;
     const struct buffer *out = w->net->buffers + i + 1;
     const int units = out->height * out->width;
-    for (int e = 0; e < n; e++) {
-        if (w->factor[e] == 0) continue;
+    for (int first = 0, end; first < n; first = end) {
+        const int example = w->owner[first];
+        for (end = first + 1; end < n && w->owner[end] == example;) end++;
+        if (w->factor[example] == 0) continue;
         for (int r = 0; r < op->outputs; r += LANES) {
-            const float *delta = w->delta[i + 1] + e * out->example + r, *unit = w->unit[i + 1] + e * out->example + r;
             const int64_t at = op->bias + r;
             if (!any_set(w->active + at)) continue;
             V sum = {0}, other = {0}; /* one sum would wait for itself */
-            int u = 0;
-            for (; u + 2 <= units; u += 2) {
-                sum += alive_deltas(op, delta, unit, w->at[i][u]);
-                other += alive_deltas(op, delta, unit, w->at[i][u + 1]);
+            for (int e = first; e < end; e++) {
+                const float *delta = w->delta[i + 1] + e * out->example + r;
+                const float *unit = w->unit[i + 1] + e * out->example + r;
+                int u = 0;
+                for (; u + 2 <= units; u += 2) {
+                    sum += alive_deltas(op, delta, unit, w->at[i][u]);
+                    other += alive_deltas(op, delta, unit, w->at[i][u + 1]);
+                }
+                if (u < units) sum += alive_deltas(op, delta, unit, w->at[i][u]);
             }
-            if (u < units) sum += alive_deltas(op, delta, unit, w->at[i][u]);
             sum += other;
             if (what == GRADIENT_ADD) store(w->sum + at, load(w->sum + at) + sum);
             else if (what == GRADIENT_ADD_SCALED)
-                store_int(w->units + at, load_int(w->units + at) + to_units(splat(w->factor[e]) * sum, splat(w->most)));
+                store_int(w->units + at, load_int(w->units + at) + to_units(splat(w->factor[example]) * sum, splat(w->most)));
             else {
-                struct look *look = w->looks + e;
+                struct look *look = w->looks + example;
                 sum = (V)((I)sum & load_int(w->active + at));
                 if (what == GRADIENT_NORM) look->lanes = add_squares(look->lanes, sum);
                 else look_at(look, 1, &sum, bound);
@@ -103,7 +108,7 @@ PHASE void bias_gradients(struct work *w, int i, int n, int what, float bound) {
     }
 }
 
-/* A linear layer's gradient is the product of its deltas and its inputs, so where every weight is active its squares
+/* A linear layer's gradient, of a record, is the product of its deltas and its inputs, so where every weight is active its squares
  * add up to the product of theirs: an upper bound for the rounded products, which are larger by at most 2^-24 of
  * themselves or 2^-150. With a bias, the deltas are gradients themselves. A bound beyond float32, where a product may
  * have overflowed, counts as broken. */
@@ -154,7 +159,7 @@ static void gradients(struct work *w, int n, int what, float bound) {
     for (int i = w->net->count - 1; i >= 0; i--) {
         const struct op *op = w->net->ops + i;
         if (op->kind != OP_WEIGHTED) continue;
-        if (what == GRADIENT_NORM && op->linear && w->all_active) {
+        if (what == GRADIENT_NORM && op->linear && w->all_active && !w->several) {
             bound_linear(w, i, n);
             continue;
         }

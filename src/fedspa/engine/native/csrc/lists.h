@@ -14,14 +14,18 @@ INLINE const int32_t *picks_at(const struct work *w, int i, int e, int u, int fi
     return w->arg[i] + e * pick_words(op, w->net->buffers + i + 1) + (int64_t)(u / PICKS) * op->outputs_padded + first;
 }
 
-/* Ends an example's part of the lists that have one. */
-INLINE void end_example(struct work *w, int outputs, int e, struct item *const *next) {
+/* Is this the last record of its example? */
+INLINE int ends_example(const struct work *w, int e, int n) { return e + 1 == n || w->owner[e + 1] != w->owner[e]; }
+
+/* Ends an example's part of the lists that have one, behind its last record. */
+INLINE void end_example(struct work *w, int outputs, int e, int n, struct item *const *next) {
+    if (!ends_example(w, e, n)) return;
     for (int r = 0; r < outputs; r++) {
         struct list *l = w->lists + r;
         int count = (int)(next[r] - l->items);
         if (count == l->count) continue;
         l->count = l->end[l->groups] = count;
-        l->example[l->groups++] = e;
+        l->example[l->groups++] = w->owner[e];
     }
 }
 
@@ -40,7 +44,7 @@ PHASE void build_lists(struct work *w, int i, int first, int n) {
         next[r] = w->lists[r].items;
     }
     for (int e = 0; e < n; e++) {
-        if (w->factor[e] == 0) continue;
+        if (w->factor[w->owner[e]] == 0) continue;
         for (int u = 0; u < units; u++) {
             const int32_t *word = picks_at(w, i, e, u, first);
             const int64_t at = e * out->example + w->at[i][u] + first;
@@ -52,7 +56,7 @@ PHASE void build_lists(struct work *w, int i, int first, int n) {
                 next[r] += alive >> r & 1;
             }
         }
-        end_example(w, outputs, e, next);
+        end_example(w, outputs, e, n, next);
     }
 }
 
@@ -99,7 +103,7 @@ PHASE void build_many_lists(struct work *w, int i, int first, int n) {
         next[r] = w->lists[r].items;
     }
     for (int e = 0; e < n; e++) {
-        if (w->factor[e] == 0) continue;
+        if (w->factor[w->owner[e]] == 0) continue;
         const float *delta = w->delta[i + 1] + e * out->example + first, *unit = w->unit[i + 1] + e * out->example + first;
         for (int u = 0; u < units; u += LANES) {
             V deltas[LANES];
@@ -122,7 +126,7 @@ PHASE void build_many_lists(struct work *w, int i, int first, int n) {
                 next[r] += __builtin_popcount(alive);
             }
         }
-        end_example(w, outputs, e, next);
+        end_example(w, outputs, e, n, next);
     }
 }
 #endif
@@ -150,7 +154,7 @@ static int64_t build_spots(struct work *w, int i, int from, int to, int first, i
     struct item *room = w->spot_items; /* of a unit: for each pixel of its window */
     struct spot *spot = w->spots;
     for (int e = first; e < end; e++) {
-        if (w->factor[e] == 0) continue;
+        if (w->factor[w->owner[e]] == 0) continue;
         for (int u = 0; u < units; u++, room += window * spot_room(op)) {
             const int64_t at = e * out->example + w->at[i][u];
             struct item **next = w->next;

@@ -275,5 +275,9 @@ int64_t task_fault(const struct fedspa_net *net, const struct fedspa_task *task)
     }
     for (int64_t i = 0; task->numbers && i < task->records; i++)
         if (task->numbers[i] < 0 || task->numbers[i] >= task->held) return FEDSPA_RECORD;
+    for (int64_t i = 0; task->counts && i < task->records; i++) {
+        const int64_t count = task->counts[task->numbers ? task->numbers[i] : i];
+        if (count < 1 || count > task->slots) return FEDSPA_COUNT;
+    }
     return FEDSPA_OK;
 }

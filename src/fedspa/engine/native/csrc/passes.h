@@ -88,8 +88,8 @@ static void forward(struct work *w, int n) {
 
 static int is_class(const struct fedspa_net *net, int64_t label) { return label >= 0 && label < net->classes; }
 
-/* Derivatives of each example's cross-entropy: softmax minus one at the label. */
-PHASE void loss_deltas(struct work *w, const struct fedspa_task *task, const int64_t *chosen, int n) {
+/* Derivatives of each record's cross-entropy, as a part of its example's: softmax minus one at the label. */
+PHASE void loss_deltas(struct work *w, const struct fedspa_task *task, int n) {
     const int last = w->net->count, classes = w->net->classes;
     for (int e = 0; e < n; e++) {
         const float *logit = w->unit[last] + e * w->net->buffers[last].example;
@@ -98,7 +98,8 @@ PHASE void loss_deltas(struct work *w, const struct fedspa_task *task, const int
         for (int c = 1; c < classes; c++) top = logit[c] > top ? logit[c] : top;
         for (int c = 0; c < classes; c++) sum += delta[c] = expf(logit[c] - top);
         for (int c = 0; c < classes; c++) delta[c] /= sum;
-        if (is_class(w->net, task->y[chosen[e]])) delta[task->y[chosen[e]]] -= 1;
+        if (is_class(w->net, task->y[w->rows[e]])) delta[task->y[w->rows[e]]] -= 1;
+        for (int c = 0; c < classes && w->several; c++) delta[c] *= w->share[e];
     }
 }
 

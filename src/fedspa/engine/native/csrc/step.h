@@ -27,8 +27,8 @@ PHASE int leave_out_wild(struct work *w, float *const *values, int first, int n)
         const int64_t size = w->net->buffers[i].example;
         if (!any_wild(values[i], n * size)) continue; /* nearly always: examples lie one behind the other */
         for (int e = 0; e < n; e++) {
-            if (w->factor[e] == 0 || !any_wild(values[i] + e * size, size)) continue;
-            w->factor[e] = 0;
+            if (w->factor[w->owner[e]] == 0 || !any_wild(values[i] + e * size, size)) continue;
+            w->factor[w->owner[e]] = 0;
             wild++;
         }
     }
@@ -36,14 +36,14 @@ PHASE int leave_out_wild(struct work *w, float *const *values, int first, int n)
 }
 
 /* Leaves out the examples whose label is no class: a private sum answers, whatever a record says. Returns how many. */
-static int leave_out_strange(struct work *w, const struct fedspa_task *task, const int64_t *chosen, int n) {
-    int strange = 0;
+static int leave_out_strange(struct work *w, const struct fedspa_task *task, int n) {
+    int zeroed = 0;
     for (int e = 0; e < n; e++) {
-        if (w->factor[e] == 0 || is_class(w->net, task->y[chosen[e]])) continue;
-        w->factor[e] = 0;
-        strange++;
+        if (w->factor[w->owner[e]] == 0 || is_class(w->net, task->y[w->rows[e]])) continue;
+        w->factor[w->owner[e]] = 0;
+        zeroed++;
     }
-    return strange;
+    return zeroed;
 }
 
 /* From a look at each example's gradient: what it is multiplied by, and the sum of its shares within the bound minus
@@ -97,20 +97,37 @@ static void clear(struct work *w, const struct fedspa_task *task) {
     w->pending = w->folded = 0;
 }
 
-/* Adds a chunk's clipped gradients to the sum; returns its part of the centred share. */
-static double add_chunk(struct work *w, const struct fedspa_task *task, const int64_t *chosen, int n,
-                        double clip_value) {
+/* Which records belong to the next chunk, for as many of the `left` examples as have room; sets how many records and
+ * returns how many examples. */
+static int lay_out(struct work *w, const struct fedspa_task *task, const int64_t *chosen, int64_t left, int *records) {
+    int n = 0, e = 0;
+    for (; e < left && e < w->chunk; e++) {
+        const int64_t count = task->counts ? task->counts[chosen[e]] : 1, first = chosen[e] * (task->counts ? task->slots : 1);
+        if (n + count > w->chunk) break;
+        for (int64_t j = 0; j < count; j++, n++) {
+            w->rows[n] = first + j;
+            w->owner[n] = e;
+            w->share[n] = 1 / (float)count;
+        }
+    }
+    *records = n;
+    return e;
+}
+
+/* Adds the clipped gradients of a chunk of n examples, which were laid out as so many records, to the sum; returns its
+ * part of the centred share. */
+static double add_chunk(struct work *w, const struct fedspa_task *task, int n, int records, double clip_value) {
     const float bound = bound_below(clip_value);
     if (w->pending + n > UNITS_ROOM && task->clip != CLIP_NONE) fold(w);
     w->pending += n;
-    load_examples(w, task, chosen, n);
-    forward(w, n);
-    loss_deltas(w, task, chosen, n);
+    load_examples(w, task, w->rows, records);
+    forward(w, records);
+    loss_deltas(w, task, records);
     for (int e = 0; e < n; e++) w->factor[e] = task->clip == CLIP_NONE ? 1 : units_per(clip_value);
-    const int wild = leave_out_wild(w, w->unit, 0, n) + leave_out_strange(w, task, chosen, n);
-    propagate(w, n);
+    const int wild = leave_out_wild(w, w->unit, 0, records) + leave_out_strange(w, task, records);
+    propagate(w, records);
     if (task->clip == CLIP_NONE) {
-        gradients(w, n, GRADIENT_ADD, 0);
+        gradients(w, records, GRADIENT_ADD, 0);
         /* Nothing is clipped, so nothing is left out either: a broken example breaks the step, as in torch. */
         if (wild)
             for (int64_t i = 0; i < w->net->layout; i++) w->sum[i] = NAN;
@@ -118,14 +135,14 @@ static double add_chunk(struct work *w, const struct fedspa_task *task, const in
     }
     if (task->clip == CLIP_COORDINATE && !task->quantile) {
         /* Nothing looks at a gradient before it is clamped, and a NaN would become the bound. */
-        w->zeroed += wild + leave_out_wild(w, w->delta, 1, n);
-        gradients(w, n, GRADIENT_ADD_SCALED, 0);
+        w->zeroed += wild + leave_out_wild(w, w->delta, 1, records);
+        gradients(w, records, GRADIENT_ADD_SCALED, 0);
         return 0;
     }
     for (int e = 0; e < n; e++) w->looks[e] = (struct look){.broken = w->factor[e] == 0};
-    gradients(w, n, task->clip == CLIP_L2 ? GRADIENT_NORM : GRADIENT_LOOK, bound);
+    gradients(w, records, task->clip == CLIP_L2 ? GRADIENT_NORM : GRADIENT_LOOK, bound);
     double centred = judge(w, n, task, clip_value);
-    gradients(w, n, GRADIENT_ADD_SCALED, 0);
+    gradients(w, records, GRADIENT_ADD_SCALED, 0);
     return centred;
 }
 
@@ -202,8 +219,11 @@ static int place_parameters(struct work *w, const struct fedspa_task *task, cons
 
 /* May the task go on? Only where nothing is private is a label that is no class an error: elsewhere it would tell. */
 static int labels_fit(const struct fedspa_net *net, const struct fedspa_task *task) {
-    for (int64_t i = 0; i < task->records && task->clip == CLIP_NONE; i++)
-        if (!is_class(net, task->y[task->numbers ? task->numbers[i] : i])) return 0;
+    for (int64_t i = 0; i < task->records && task->clip == CLIP_NONE; i++) {
+        const int64_t example = task->numbers ? task->numbers[i] : i;
+        for (int64_t j = 0; j < (task->counts ? task->counts[example] : 1); j++)
+            if (!is_class(net, task->y[example * (task->counts ? task->slots : 1) + j])) return 0;
+    }
     return 1;
 }
 
@@ -218,9 +238,12 @@ static double add_batch(struct work *w, const struct fedspa_task *task, int64_t 
     clear(w, task);
     prepare_all_weights(w);
     const int64_t chunks = (batch + w->chunk - 1) / w->chunk; /* of about the same size */
-    for (int64_t c = 0; c < chunks; c++) {
-        const int64_t from = c * batch / chunks, to = (c + 1) * batch / chunks;
-        centred += add_chunk(w, task, w->chosen + from, (int)(to - from), clip_value);
+    for (int64_t c = 0, from = 0; from < batch; c++) {
+        const int64_t left = (task->counts ? batch : (c + 1) * batch / chunks) - from;
+        int records;
+        const int n = lay_out(w, task, w->chosen + from, left, &records);
+        centred += add_chunk(w, task, n, records, clip_value);
+        from += n;
     }
     return centred;
 }

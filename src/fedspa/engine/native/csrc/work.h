@@ -43,6 +43,10 @@ struct work {
     struct item *spot_items, **next;
     struct look *looks;
     float *factor;            /* what an example's gradient is multiplied by, to be in units: 0 where it is left out */
+    int64_t *rows;            /* a chunk's records, one example's after the other's, */
+    int32_t *owner;           /* and for each of them which example of the chunk it belongs to */
+    float *share;             /* of a record in its example's loss */
+    int several;              /* an example is several records */
     int64_t zeroed;           /* examples left out so far, of all steps */
     int32_t *place, *active;
     int all_active;
@@ -71,7 +75,9 @@ static int64_t larger(int64_t a, int64_t b) { return a > b ? a : b; }
 /* Vectors of a row. */
 static int segments_of(const struct op *op) { return op->runs * op->run_padded / LANES; }
 
-static int chunk_size(const struct fedspa_net *net, int64_t records) {
+/* Records at a time: all of a person's go together. */
+static int chunk_size(const struct fedspa_net *net, const struct fedspa_task *task) {
+    const int64_t slots = task->counts ? task->slots : 1, records = task->records * slots;
     int64_t bytes = 0;
     for (int i = 0; i <= net->count; i++) {
         bytes += 8 * net->buffers[i].example;
@@ -80,7 +86,7 @@ static int chunk_size(const struct fedspa_net *net, int64_t records) {
     }
     int64_t chunk = CHUNK_BYTES / bytes;
     chunk = chunk < 3 ? 3 : chunk > CHUNK ? CHUNK : chunk;
-    return (int)(chunk < records ? chunk : records > 0 ? records : 1);
+    return (int)larger(slots, chunk < records ? chunk : records > 0 ? records : 1);
 }
 
 static int64_t examples_per_scratch(const struct op *op, int64_t chunk) {
@@ -102,7 +108,8 @@ static int work_new(struct work *w, const struct fedspa_net *net, const struct f
     w->net = net;
     w->memory = memory_borrow(net->pool);
     if (!w->memory) return 0;
-    const int64_t chunk = w->chunk = chunk_size(net, task->records);
+    const int64_t chunk = w->chunk = chunk_size(net, task);
+    w->several = task->counts != NULL;
     w->all_active = task->active == net->dimension;
     w->most = (float)(CLIP_UNITS * (1 - task->clip_margin));
     w->unit = take(w, (net->count + 1) * (int64_t)sizeof *w->unit);
@@ -132,6 +139,9 @@ static int work_new(struct work *w, const struct fedspa_net *net, const struct f
     w->beside = take(w, 4 * task->active);
     w->looks = take(w, chunk * (int64_t)sizeof *w->looks);
     w->factor = take(w, 4 * chunk);
+    w->rows = take(w, 8 * chunk);
+    w->owner = take(w, 4 * chunk);
+    w->share = take(w, 4 * chunk);
     w->sampling_words = take(w, 3 * 8 * stream_room(task->records, task->batch));
     w->chosen = take(w, 8 * (task->records + 1));
     w->seen = take(w, task->records);

@@ -1,0 +1,158 @@
+"""`fedspa stats`: private statistics of the agents' tables, their expected errors, and a schema that uses them."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from fedspa.configs import complete
+from fedspa.errors import ConfigError, FedspaWarning
+
+if TYPE_CHECKING:
+    from fedspa.analytics.estimates import Estimate
+    from fedspa.analytics.statistics import Statistics
+
+
+def stats(
+    source: Annotated[
+        str,
+        typer.Argument(help="A TOML config of a table, or the folder of such a run.", autocompletion=complete),
+    ],
+    epsilon: Annotated[float | None, typer.Option(help="ε of the release, for each record or person.")] = None,
+    columns: Annotated[str | None, typer.Option(metavar="NAME,…", help="Columns of the schema; all if unset.")] = None,
+    bins: Annotated[int, typer.Option(min=2, help="Parts of a number's range, for histogram and quantiles.")] = 20,
+    by_class: Annotated[bool, typer.Option("--by-class", help="Each statistic for each class of the target.")] = False,
+    share: Annotated[
+        list[str] | None, typer.Option(metavar="NAME=WEIGHT", help="Weight of a column; 4 halves its error.")
+    ] = None,
+    plan: Annotated[bool, typer.Option("--plan", help="Print the errors to expect, and spend nothing.")] = False,
+    out: Annotated[Path | None, typer.Option(help="Folder for the run's files (a new one under runs/).")] = None,
+    to_csv: Annotated[Path | None, typer.Option("--csv", metavar="FILE", help="Write every number to a CSV.")] = None,
+    write_schema: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write the schema with released means and deviations.")
+    ] = None,
+    write_config: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write the config with that schema, to train with.")
+    ] = None,
+    release_only: Annotated[
+        Path | None,
+        typer.Option("--release-config", metavar="FILE", help="Write the release's config, for Flower; spend nothing."),
+    ] = None,
+    sites: Annotated[bool, typer.Option("--sites", help="Show each site's numbers too.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object, nothing else.")] = False,
+) -> None:
+    """Counts, shares, means and quantiles of the agents' tables, as one private release per agent.
+
+    Example: fedspa stats config.toml --epsilon 0.5 --write-schema schema.toml
+
+    Each agent pays once, whatever the number of columns. --plan shows what to expect before anything is spent.
+    """
+    from fedspa import configs
+    from fedspa.analytics.statistics import (
+        NO_EPSILON,
+        Statistics,
+        expected,
+        loaded,
+        release_config,
+        release_options,
+        statistics,
+    )
+    from fedspa.runs.config import to_toml
+
+    if plan and (write_schema or write_config or to_csv):
+        raise ConfigError("--plan and a file to write: both given; a plan releases no numbers")
+    if Path(source).is_dir():
+        if write_config is not None:
+            raise ConfigError("--write-config needs the config to change; give it in place of the folder")
+        found = Statistics.load(source)
+    else:
+        if epsilon is None:
+            raise ConfigError(NO_EPSILON)
+        source = str(configs.find(source))
+        config = loaded(source, epsilon)
+        names = None if columns is None else [name.strip() for name in columns.split(",")]
+        shares = dict(map(_share, share or ()))
+        if release_only is not None:
+            asked = release_config(config, release_options(names, bins, by_class, shares), epsilon, out)
+            release_only.write_text(to_toml(asked), "utf-8")
+            print(f"{release_only} written; nothing was spent")
+            return
+        if plan:
+            found = expected(config, epsilon=epsilon, columns=names, bins=bins, by_class=by_class, shares=shares)
+        else:
+            warnings.simplefilter("ignore", FedspaWarning)  # the notes below say the same
+            found = statistics(
+                config, epsilon=epsilon, columns=names, bins=bins, by_class=by_class, shares=shares, out=out
+            )
+    # What was paid for is shown first: a file that cannot be written may end the command.
+    if as_json:
+        print(found.to_json())
+    else:
+        _show(found, sites, plan)
+    if to_csv is not None:
+        found.to_csv(to_csv)
+    if write_schema is not None:
+        found.write_schema(write_schema)
+    if write_config is not None:
+        with suppress(ConfigError):  # ε of the training is its config's own, where it has one
+            config = loaded(source, None)
+        write_config.write_text(found.paid + to_toml(found.standardised(config), given_only=True), "utf-8")
+
+
+def _share(text: str) -> tuple[str, float]:
+    name, _, weight = text.rpartition("=")
+    try:
+        if name:
+            return name, float(weight)
+    except ValueError:
+        pass
+    raise ConfigError(f"--share {text}: it must read NAME=WEIGHT, as in age=4")
+
+
+def _show(found: Statistics, sites: bool, plan: bool) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    from fedspa.cli.screen import show
+    from fedspa.runs.guarantee import statement
+
+    screen = Console()
+    for site in ("", *(found.sites if sites or plan else ())):
+        table = Table(title=site or "all sites", box=None)
+        columns = ("group", "column", "statistic", "± error") if plan else ("group", "column", "statistic", "value")
+        for column in columns:
+            table.add_column(column, overflow="fold")
+        if not plan:
+            table.add_column("95 % interval", justify="right")
+        for each in _thinned([each for each in found.estimates if each.site == site]):
+            if plan:
+                table.add_row(each.group, each.column, each.statistic, f"± {_number(each.error)}")
+                continue
+            value = "too few records" if each.value is None else _number(each.value)
+            interval = f"{_number(each.low)} to {_number(each.high)}"
+            table.add_row(each.group, each.column or "–", each.statistic, value, interval)
+        show(table, screen)
+    if plan:
+        screen.print(
+            "Expected   of records that are spread evenly over each column's range; nothing was spent", soft_wrap=True
+        )
+    screen.print(f"Guarantee  {statement(found.summary)}", highlight=False)
+    for warning in found.summary.get("warnings", ()):
+        screen.print(f"[red]Note[/red]       {warning}", highlight=False)
+    if found.folder is not None:
+        screen.print(f"Files      {found.folder}", highlight=False, soft_wrap=True)
+
+
+def _thinned(rows: Sequence[Estimate]) -> list[Estimate]:
+    """Leave out histograms, which are for files and plots, and the counts whose shares are shown."""
+    kept = [each for each in rows if not each.statistic.startswith(("count in", "count of")) or not each.column]
+    return kept if len(kept) else list(rows)
+
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"

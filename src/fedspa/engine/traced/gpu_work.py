@@ -1,0 +1,335 @@
+"""The work of a step on a GPU: which kernel runs on what, in tiles of which size.
+
+Tiles follow from a layer's shape and from the number of agents, never from a batch: the order of every sum, and with it
+every bit, is the same whatever a step's batches are.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedspa.engine.traced import gpu_kernels, ops
+from fedspa.engine.traced.gpu_stack import UNITS, Columns, RoundBuffers, Shape, Tokens
+from fedspa.mechanisms.base import LARGEST_CLIP, SMALLEST_CLIP
+from fedspa.mechanisms.gaussian.plan import CLIP_QUANTILE, CLIP_RATE
+
+# Noise is by ChaCha20 (RFC 8439): additions, rotations and xors of 32-bit words. Word 12 is the block counter, 13 the
+# local step and 14 the draw within it (0: gradients, 1: the private quantile). A lane turns one 64-byte block
+# into 8 values; LANES neighbouring lanes write 8 runs of LANES values.
+LANES = 64
+GROUP = 8 * LANES
+
+_TILE = 2048  # columns of a row that a program measures
+_USUAL = 32  # examples of an agent, by which tiles are chosen
+_PROGRAMS = 132  # that a large GPU runs at a time
+
+
+def convolved(x: Tensor, weight: Tensor, bias: Tensor | None, window: Sequence[int]) -> Tensor:
+    """As `ops.convolved`, without dilation and groups."""
+    agents, outputs, channels, *kernel = weight.shape
+    shape = _Geometry(channels, x.shape[2:], outputs, kernel, window)
+    lines, last = len(x) // agents, channels % 16 == outputs % 16 == 0
+    out = torch.empty(len(x), outputs, *shape.out, device=x.device)
+    x, weight = x.contiguous(), weight.contiguous()
+    if last:
+        x, weight = _channels_last(x), _turned(weight, ahead=True)
+    positions = math.prod(shape.out)
+    bm, bn = _tiles(positions, outputs, agents)
+    bk = _inner(channels) if last else 32 if channels * math.prod(kernel) <= 32 else 16
+    gpu_kernels.convolve[(math.ceil(lines * positions / bm), math.ceil(outputs / bn), agents)](
+        *(x, weight, x if bias is None else bias.contiguous(), out, lines),
+        **shape.sizes, BIAS=bias is not None, LAST=last, PRECISION=_precision(),
+        BM=bm, BN=bn, BK=bk, num_warps=8 if bm * bn > 8192 else 4, num_stages=4 if last else 3,
+    )  # fmt: skip
+    return out
+
+
+def convolved_back(delta: Tensor, weight: Tensor, sides: Sequence[int], window: Sequence[int]) -> Tensor:
+    """As `ops.convolved_back`, without dilation and groups."""
+    agents, outputs, channels, *kernel = weight.shape
+    shape = _Geometry(channels, sides, outputs, kernel, window)
+    lines, last = len(delta) // agents, channels % 16 == outputs % 16 == 0
+    back = torch.empty(len(delta), channels, *sides, device=delta.device)
+    delta, weight = delta.contiguous(), weight.contiguous()
+    if last:
+        delta, weight = _channels_last(delta), _turned(weight, ahead=False)
+    positions = math.prod(sides)
+    bm, bn = _tiles(positions, channels, agents, 128 if last else 64)
+    bk = _inner(outputs) if last else 32 if channels <= 16 else 16
+    gpu_kernels.convolve_back[(math.ceil(lines * positions / bm), math.ceil(channels / bn), agents)](
+        *(delta, weight, back, lines), **shape.sizes, LAST=last, PRECISION=_precision(),
+        BM=bm, BN=bn, BK=bk, num_warps=8 if bm * bn > 8192 else 4, num_stages=4 if last else 3,
+    )  # fmt: skip
+    return back
+
+
+def pooled(x: Tensor, window: Sequence[int]) -> list[Tensor]:
+    """As `ops.pooled`."""
+    x = x.contiguous()
+    shape = _Geometry(0, x.shape[2:], 0, window[:2], window[2:])
+    out, winner = (torch.empty(*x.shape[:2], *shape.out, dtype=kind, device=x.device) for kind in _POOLED)
+    _pooling(gpu_kernels.pool, shape, out, x, out, winner)
+    return [out, winner]
+
+
+def pooled_back(delta: Tensor, winner: Tensor, sides: Sequence[int], window: Sequence[int]) -> Tensor:
+    """As `ops.pooled_back`."""
+    shape = _Geometry(0, sides, 0, window[:2], window[2:])
+    back = torch.empty(*delta.shape[:2], *sides, device=delta.device)
+    _pooling(gpu_kernels.pool_back, shape, back, delta.contiguous(), winner.contiguous(), back)
+    return back
+
+
+_POOLED = torch.float32, torch.int16
+
+
+def _pooling(kernel: Any, shape: _Geometry, written: Tensor, *given: Tensor) -> None:
+    lines, planes = written.shape[:2]
+    sizes = {name: size for name, size in shape.sizes.items() if name not in ("C", "N", "PADDED")}
+    tiles = math.ceil(math.prod(written.shape[1:]) / 512)
+    kernel[(lines, tiles)](*given, **sizes, PLANES=planes, BLOCK=512)
+
+
+def attended(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
+    """As `ops.attended`."""
+    q, k, v = (_rows(each) for each in (q, k, v))
+    (lines, heads, length, size), others = q.shape, k.shape[2]
+    out = torch.empty(lines, length, heads, size, device=q.device)
+    strides = (stride for each in (q, k, v) for stride in each.stride()[:3])
+    gpu_kernels.attend[(lines, heads)](
+        *(q, k, v, out, scale, *strides, length, others, size, heads), **_of_attention(length, others, size)
+    )
+    return out.transpose(1, 2)
+
+
+def attended_back(delta: Tensor, q: Tensor, k: Tensor, v: Tensor, scale: float) -> list[Tensor]:
+    """As `ops.attended_back`."""
+    delta, q, k, v = (_rows(each) for each in (delta, q, k, v))
+    (lines, heads, length, size), others = q.shape, k.shape[2]
+    made = [torch.empty(lines, rows, heads, size, device=q.device) for rows in (length, others, others)]
+    strides = (stride for each in (delta, q, k, v) for stride in each.stride()[:3])
+    gpu_kernels.attend_back[(lines, heads)](
+        *(delta, q, k, v, *made, scale, *strides, length, others, size, heads), **_of_attention(length, others, size)
+    )
+    return [each.transpose(1, 2) for each in made]
+
+
+def _rows(values: Tensor) -> Tensor:
+    """With neighbouring values in the last dimension."""
+    return values if values.stride(3) == 1 else values.contiguous()
+
+
+def _of_attention(length: int, others: int, size: int) -> dict[str, Any]:
+    blocks = {"BT": power(length, 16, 128), "BS": power(others, 16, 128), "BD": power(size, 16, 128)}
+    return {**blocks, "PRECISION": _precision(), "num_warps": 8 if max(blocks.values()) > 64 else 4}
+
+
+def held(index: Tensor, size: int, allowed: int | None) -> tuple[Tensor, Tensor]:
+    """`ops.within`, and of each line [n, …] whether all of it was inside."""
+    index = index.contiguous()
+    found, good = torch.empty_like(index), torch.empty(len(index), dtype=torch.bool, device=index.device)
+    values = math.prod(index.shape[1:])
+    gpu_kernels.hold[(len(index),)](
+        *(index, found, good.view(torch.uint8), size, allowed or 0, values),
+        ALLOWED=allowed is not None, BLOCK=power(values, 16, 1024), num_warps=1,
+    )  # fmt: skip
+    return found, good
+
+
+def class_delta(scores: Tensor, classes: Tensor, delta: Tensor, ignored: int) -> Tensor:
+    """As `ops.class_delta`."""
+    scores = scores.contiguous()
+    out, block = torch.empty_like(scores), power(scores.shape[1], 16, 1 << 20)
+    gpu_kernels.class_delta[(len(scores),)](
+        *(scores, classes.contiguous(), delta.contiguous(), out, ignored), C=scores.shape[1], BLOCK=block
+    )
+    return out
+
+
+class _Geometry:
+    """A convolution's sizes, by the names that the kernels have for them."""
+
+    def __init__(
+        self, channels: int, sides: Sequence[int], outputs: int, kernel: Sequence[int], window: Sequence[int]
+    ) -> None:
+        stride, padding = window[:2], window[2:4]
+        self.out = [(sides[i] + 2 * padding[i] - kernel[i]) // stride[i] + 1 for i in range(2)]
+        self.sizes = {"C": channels, "H": sides[0], "W": sides[1], "N": outputs, "KH": kernel[0], "KW": kernel[1],
+                          "SH": stride[0], "SW": stride[1], "PH": padding[0], "PW": padding[1],
+                          "OH": self.out[0], "OW": self.out[1], "PADDED": any(padding)}  # fmt: skip
+
+
+def _tiles(positions: int, outputs: int, agents: int, most: int = 128) -> tuple[int, int]:
+    """Rows and columns of a tile: smaller ones where there would be fewer tiles than the GPU runs at a time."""
+    bm, bn = most, power(outputs, 16, 128)
+
+    def count() -> int:
+        return math.ceil(_USUAL * positions / bm) * math.ceil(outputs / bn) * agents
+
+    while count() < _PROGRAMS and max(bm, bn) > 32:
+        bm, bn = (bm // 2, bn) if bm > bn else (bm, bn // 2)
+    return bm, bn
+
+
+def _inner(channels: int) -> int:
+    return 32 if channels % 32 == 0 else 16
+
+
+def _precision() -> str:
+    return "tf32" if torch.backends.cuda.matmul.allow_tf32 else "ieee"
+
+
+def _turned(weight: Tensor, *, ahead: bool) -> Tensor:
+    agents, outputs, channels, *kernel = weight.shape
+    out, taps = torch.empty_like(weight), math.prod(kernel)
+    gpu_kernels.turn_weights[(math.ceil(outputs / 32), math.ceil(channels / 32), agents)](
+        weight, out, N=outputs, C=channels, TAPS=taps, AHEAD=ahead, BLOCK=32
+    )
+    return out
+
+
+def _channels_last(images: Tensor) -> Tensor:
+    out, (lines, channels), positions = torch.empty_like(images), images.shape[:2], math.prod(images.shape[2:])
+    tiles = math.ceil(channels / 32) * math.ceil(positions / 32)
+    gpu_kernels.channels_last[(lines, tiles)](images, out, C=channels, P=positions, BLOCK=32)
+    return out
+
+
+def power(value: int, low: int, high: int) -> int:
+    """The power of two that is not below `value`, within [low, high]."""
+    return min(high, max(low, 1 << max(0, value - 1).bit_length()))
+
+
+def _tile_of_gradients(outputs: int, inputs: int, inner: int) -> tuple[int, int, int]:
+    """Outputs, inputs and positions: by trials on an H200."""
+    if inner <= 64:  # all at once
+        return power(outputs, 16, 64), power(inputs, 32, 64), power(inner, 16, 64)
+    bo = power(outputs, 16, 128 if outputs == 128 else 64)
+    return bo, power(inputs, 32, 64), 64 if bo < 64 else 32 if outputs <= 64 else 16
+
+
+class Kernels:
+    """What does a step's work on a GPU. `tests/engine/gpu_twins.py` has its twin in torch."""
+
+    def __init__(self, held: RoundBuffers, shape: Shape) -> None:
+        self._held, self._shape = held, shape
+
+    def draw_noise(self) -> None:
+        held, s = self._held, self._shape
+        grid = (math.ceil(s.active / GROUP) + 1, s.agents)
+        gpu_kernels.noise[grid](held.keys, held.step, held.noise, s.active, LANES=LANES, num_warps=2)
+
+    def gather(self, pool: Tensor, start: int, size: int) -> Tensor:
+        held, s = self._held, self._shape
+        out = torch.empty(s.agents, size, *pool.shape[2:], dtype=pool.dtype, device=pool.device)
+        values, block = math.prod(pool.shape[2:]), power(math.prod(pool.shape[2:]), 16, 1024)
+        source, to = (each.view(torch.uint8) if each.dtype == torch.bool else each for each in (pool, out))
+        gpu_kernels.gather[(math.ceil(values / block), s.agents * size)](
+            *(source, held.index, held.counts, held.step, to, s.agents, s.capacity, s.records, size, start),
+            SIZE=values, BLOCK=block,
+        )  # fmt: skip
+        return out
+
+    def cut(self, columns: Columns, at: int, rows: Tensor, made: Tensor) -> None:
+        self._cut(columns, at, rows, made.contiguous(), made, 1, outer=False)
+
+    def cut_factors(self, columns: Columns, at: int, rows: Tensor, delta: Tensor, x: Tensor) -> None:
+        part, s = columns.parts[at], self._shape
+        assert part.factors is not None
+        operator, *rest = part.factors
+        delta, x = delta.contiguous(), x.contiguous()
+        if operator is ops.product_weights_node and delta.shape[1] == 1:
+            self._cut(columns, at, rows, delta, x, x.shape[2], outer=True)
+        elif operator is ops.convolved_weights_node and ops.has_kernel(rest[1]):
+            shape, outputs = _Geometry(x.shape[1], x.shape[2:], delta.shape[1], *rest), delta.shape[1]
+            inputs = part.size // outputs
+            bo, bj, bq = _tile_of_gradients(outputs, inputs, math.prod(shape.out))
+            programs = math.ceil(outputs / bo) * math.ceil(inputs / bj)
+            split = power(math.ceil(8 * _PROGRAMS / (programs * s.agents)), 1, 32)
+            gpu_kernels.cut_convolved[(programs, split, s.agents)](
+                *(delta, x, rows, columns.of_number[:, part.first :] if s.masked else rows, columns.firsts),
+                *(s.width, columns.of_number.shape[1], at, rows.shape[1]),
+                **shape.sizes, MASKED=s.masked, PRECISION=_precision(), SPLIT=split,
+                BO=bo, BJ=bj, BQ=bq, num_warps=4, num_stages=3,
+            )  # fmt: skip
+        else:  # a library's product and a cut of it are faster than a kernel that does both
+            self.cut(columns, at, rows, ops.plain[operator](delta, x, *rest).flatten(1))
+
+    def _cut(
+        self, columns: Columns, at: int, rows: Tensor, made: Tensor, x: Tensor, inputs: int, *, outer: bool
+    ) -> None:
+        part, s, examples = columns.parts[at], self._shape, rows.shape[1]
+        share = math.ceil(1.25 * part.size * s.active / s.dimension)  # of its numbers that are active, about
+        block = power(share, 64, 256)
+        groups = math.ceil(examples / 8)
+        gpu_kernels.cut[(math.ceil(share / block), groups, s.agents)](
+            *(made, x, rows, columns.number, columns.firsts, s.width, columns.lines_of(columns.number)),
+            *(columns.lines_of(columns.firsts), at, examples),
+            SIZE=part.size, K=inputs, OUTER=outer, EXAMPLES=8, BLOCK=block,
+        )  # fmt: skip
+
+    def weigh(self, columns: Columns, rows: Tensor, tokens: Sequence[Tokens], readable: Tensor, start: int) -> Tensor:
+        held, s, (agents, examples, width) = self._held, self._shape, rows.shape
+        sizes = [math.prod(each.values.shape[2:]) for each in tokens]
+        tiles = [math.ceil(size / _TILE) for size in (width, *sizes)]
+        squares, alive, above = (
+            torch.empty(agents, examples, sum(tiles) if wanted else 1, dtype=torch.float64, device=rows.device)
+            for wanted in (True, s.quantile, s.quantile)
+        )
+        whole = [torch.full((1,), size, dtype=torch.int32, device=rows.device) for size in sizes]
+        used = columns.lines_of(columns.firsts)
+        first = 0
+        for values, ends, size, several, parts in zip(
+            (rows, *(each.values for each in tokens)), (columns.ends, *whole), (width, *sizes), tiles,
+            (used, *[0] * len(sizes)),
+        ):  # fmt: skip
+            gpu_kernels.measure[(several, agents * examples)](
+                *(values, ends, held.clips, squares, alive, above, size, examples, sum(tiles), first, parts),
+                COUNT=s.quantile, BLOCK=_TILE,
+            )  # fmt: skip
+            first += several
+        factors = torch.empty(agents, examples, dtype=torch.float64, device=rows.device)
+        gpu_kernels.weigh[(agents * examples,)](
+            *(squares, alive, above, readable.contiguous().view(torch.uint8), held.index, held.counts, held.step),
+            *(held.clips, factors, held.shares, held.zeroed, agents, s.capacity, examples, start, sum(tiles)),
+            L2=s.clip == "l2", COUNT=s.quantile, BLOCK=128, num_warps=1,
+        )  # fmt: skip
+        return factors
+
+    def add(self, columns: Columns, rows: Tensor, factors: Tensor, more: bool) -> None:
+        held, (agents, examples, width) = self._held, rows.shape
+        block = 256 if width * agents > 1 << 16 else 64
+        gpu_kernels.add[(math.ceil(width / block), agents)](
+            *(rows, factors, held.clips, columns.coordinate, columns.ends, held.sums, width, examples),
+            *(self._shape.dimension, columns.lines_of(columns.coordinate), columns.lines_of(columns.firsts)),
+            CLAMP=self._shape.clip == "coordinate", MORE=more, ROWS=8, BLOCK=block,
+        )  # fmt: skip
+
+    def scatter(self, tokens: Tokens, factors: Tensor, more: bool) -> None:
+        if not more:
+            tokens.whole.zero_()
+        size = math.prod(tokens.values.shape[2:])
+        gpu_kernels.scatter[(math.ceil(size / 512), factors.numel())](
+            *(tokens.values, tokens.tokens, factors, self._held.clips, tokens.whole),
+            *(factors.shape[1], tokens.words, tokens.values.shape[3], size),
+            CLAMP=self._shape.clip == "coordinate", UNITS=UNITS, BLOCK=512,
+        )  # fmt: skip
+
+    def step(self) -> None:
+        held, s = self._held, self._shape
+        gpu_kernels.take_step[(math.ceil(s.active / 256), s.agents)](
+            *(held.theta, held.coordinates, held.sums, held.noise, held.clips, held.sigmas, held.batches, held.sizes),
+            *(s.dimension, s.active), MASKED=s.masked, BLOCK=256,
+        )  # fmt: skip
+        if s.quantile:
+            gpu_kernels.move_clip[(s.agents,)](
+                *(held.shares, held.noise, held.clips, held.count_sigmas, held.batches, held.counts, held.step),
+                *(s.agents, s.capacity, s.active),
+                RATE=CLIP_RATE, QUANTILE=CLIP_QUANTILE, LEAST=SMALLEST_CLIP, MOST=LARGEST_CLIP, BLOCK=64, num_warps=1,
+            )  # fmt: skip
+        held.step.add_(1)

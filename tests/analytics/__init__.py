@@ -1,0 +1,1 @@
+"""Tests of fedspa.analytics; a package, as names of its files are also those of other folders."""

@@ -1,0 +1,230 @@
+"""Data given in Python: whatever it came as, a checked Dataset with its agents, persons and key; or one line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tomli_w
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+
+import fedspa
+from fedspa.data.columns import checked
+from fedspa.errors import ConfigError, DataError, RunWarning
+
+X, Y = np.arange(12.0).reshape(4, 3), np.array([0, 1, 1, 0])
+IDS = np.arange(12).reshape(4, 3)
+
+
+def examples(**fields: Any) -> dict[str, Any]:
+    return {"input_ids": IDS, "attention_mask": np.ones((4, 3), bool), **fields}
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        "labels",
+    ],
+)
+def test_the_target_is_found_under_its_usual_names(key: str) -> None:
+    given = examples(**{key: [0, 1, 2, 1]})
+    data = fedspa.from_examples(given, given, name="d")
+    assert data.key == key
+    assert data.classes == 3
+    assert isinstance(data.train_x, dict)
+    assert list(data.train_x) == ["input_ids", "attention_mask"]
+    assert torch.equal(data.train_x["input_ids"], torch.from_numpy(IDS))
+    assert data.train_x["attention_mask"].dtype == torch.bool
+    assert data.test_y.tolist() == [0, 1, 2, 1]
+
+
+def test_examples_without_targets_have_a_row_with_nothing_in_it() -> None:
+    data = fedspa.from_examples(examples(), examples(), name="d", target="")
+    assert data.key == ""
+    assert data.classes is None
+    assert isinstance(data.train_y, torch.Tensor)
+    assert data.train_y.shape == (4, 0)
+
+
+@pytest.mark.parametrize(
+    ("train", "test", "options", "says"),
+    [
+        (examples(labels=[0] * 4), None, {"target": "age"}, "'age' must be among them"),
+        (examples(labels=[0, 1]), None, {}, "x has 4 records and y has 2"),
+        (examples(labels=[0, 1, 1, 0]), None, {"owners": [0, 1]}, "owners must be one number from 0 on per training"),
+        (examples(labels=[0, 1, 1, 0]), None, {"owners": [0.5] * 4}, "owners are object of shape"),
+        (examples(labels=[0, 1, 1, 0]), None, {"persons": ["a", None, "b", "c"]}, "1 of 4 ids are missing, as None"),
+    ],
+)
+def test_what_cannot_be_used_is_refused_in_one_line(train: Any, test: Any, options: dict[str, Any], says: str) -> None:
+    with pytest.raises(fedspa.FedspaError, match=says) as refusal:
+        fedspa.from_examples(train, train if test is None else test, **{"name": "d", **options})
+    assert "\n" not in str(refusal.value)
+
+
+def test_whose_records_they_are() -> None:
+    data = fedspa.from_arrays(X, Y, X, Y, name="d", owners=["b", "a", "b", "a"], persons=[17, 4, 17, 3])
+    assert data.owners is not None
+    assert data.persons is not None
+    assert data.owners.tolist() == [1, 0, 1, 0]
+    assert data.persons.tolist() == [2, 1, 2, 0]
+
+
+def test_agents_are_joined_and_owned() -> None:
+    pairs = TensorDataset(torch.tensor(X[:2]), torch.tensor(Y[:2]))
+    data = fedspa.from_agents([(X, Y), pairs], test=(X[:1], Y[:1]), name="d", persons=[[1, 1, 2, 2], [3, 4]])
+    assert torch.equal(data.train_x, torch.tensor(np.concatenate([X, X[:2]]), dtype=torch.float32))  # type: ignore[arg-type]
+    assert data.train_y.tolist() == [0, 1, 1, 0, 0, 1]
+    assert data.test_y.tolist() == [0]
+    assert data.owners is not None
+    assert data.persons is not None
+    assert data.owners.tolist() == [0, 0, 0, 0, 1, 1]
+    assert data.persons.tolist() == [0, 0, 1, 1, 2, 3]
+
+
+def test_keys_may_come_in_any_order() -> None:
+    turned = dict(reversed(examples(labels=Y).items()))
+    data = fedspa.from_agents([examples(labels=Y), turned], test=turned, name="d")
+    assert data.key == "labels"
+    for x in (data.train_x, data.test_x):
+        assert isinstance(x, dict)
+        assert list(x) == ["input_ids", "attention_mask"]
+    assert torch.equal(data.train_x["input_ids"], torch.from_numpy(np.concatenate([IDS, IDS])))  # type: ignore[index]
+
+
+class Partitioner:
+    def __init__(self, parts: list[Any]) -> None:
+        self._parts, self.num_partitions = parts, len(parts)
+
+    def load_partition(self, partition_id: int) -> Any:
+        return self._parts[partition_id]
+
+
+def test_partitions_are_agents() -> None:
+    data = fedspa.from_partitioner(Partitioner([{"x": X, "label": Y}] * 3), test={"x": X, "label": Y}, name="d")
+    assert data.owners is not None
+    assert data.owners.tolist() == [0] * 4 + [1] * 4 + [2] * 4
+    for partitioner, said in ((Partitioner([]), "no partitions"), (object(), "the partitioner failed .AttributeError")):
+        with pytest.raises(DataError, match=said):
+            fedspa.from_partitioner(partitioner, test=(X, Y), name="d")
+
+
+@pytest.mark.parametrize(
+    ("other", "words"),
+    [
+        ((X[:, :2], Y), "agent 1: x has shape (2,) and that of agent 0 has (3,); pad or cut"),
+        ((X.astype(int), Y), "agent 1: x holds torch.int64 and that of agent 0 torch.float32"),
+        (({"a": X}, Y), "agent 1: x is a dict of ['a'] and that of agent 0 is a tensor"),
+        ((X[:0], Y[:0]), "agent 1 has no records"),
+    ],
+)
+def test_agents_must_agree(other: Any, words: str) -> None:
+    for agents, test, said in (([(X, Y), other], (X, Y), words), ([(X, Y)], other, words.replace("agent 1", "test"))):
+        with pytest.raises(DataError) as caught:
+            fedspa.from_agents(agents, test=test, name="d")
+        assert said in str(caught.value)
+        assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("persons", "words"),
+    [
+        ([[1, 2, 3, 4]], "an array of ids per agent, and there are 2 agents"),
+        ([[1, 2, 3, 4], [1, 2]], "of agent 1 are 2, and it has 4 records"),
+        ([[1, 2, 3, 4], ["1", "2", "3", "4"]], "of agent 1 are <U1 and those of agent 0 int64: one kind"),
+    ],
+)
+def test_persons_of_agents(persons: Any, words: str) -> None:
+    with pytest.raises(DataError, match=words):
+        fedspa.from_agents([(X, Y), (X, Y)], test=(X, Y), name="d", persons=persons)
+
+
+# Tables
+
+SCHEMA: dict[str, Any] = {
+    "columns": {
+        "age": {"kind": "number", "range": [0, 100]},
+        "score": {"kind": "number", "range": [100, 300], "target": True},
+    },
+    "agent": "clinic",
+    "person": "patient",
+    "split": "part",
+}
+ROWS = {
+    "clinic": ["n", "n", "s", "s"],
+    "patient": [1, 1, 2, 3],
+    "part": ["train", "test", "train", "train"],
+    "age": [50, 25, 100, 0],
+    "score": [100, 150, 200, 900],
+}
+
+
+def written(folder: Path) -> Path:
+    lines = [",".join(ROWS), *(",".join(map(str, row)) for row in zip(*ROWS.values()))]
+    (folder / "visits.csv").write_text("\n".join(lines) + "\n", "utf-8")
+    return folder / "visits.csv"
+
+
+def tables(folder: Path) -> list[fedspa.Dataset]:
+    (folder / "schema.toml").write_text(
+        tomli_w.dumps(
+            {"data": {"person": SCHEMA["person"], "table": {k: v for k, v in SCHEMA.items() if k != "person"}}}
+        ),
+        "utf-8",
+    )
+    frame = pytest.importorskip("pandas").DataFrame(ROWS)
+    schemas: list[Any] = [SCHEMA, checked(SCHEMA), folder / "schema.toml", str(folder / "schema.toml")]
+    return [
+        *(fedspa.from_table(written(folder), schema) for schema in schemas),
+        fedspa.from_table(frame, SCHEMA, name="visits.csv"),
+    ]
+
+
+def test_a_table_is_a_dataset_whatever_it_and_its_schema_came_as(tmp_path: Path) -> None:
+    for data in tables(tmp_path):
+        assert data.name == "visits.csv"
+        assert data.classes is None
+        assert data.train_x.tolist() == [[0], [1], [-1]]
+        assert data.test_x.tolist() == [[-0.5]]
+        assert data.train_y.tolist() == [-1, 0, 1]  # clipped
+        assert data.owners is not None
+        assert data.persons is not None
+        assert data.owners.tolist() == [0, 1, 1]
+        assert data.persons.tolist() == [0, 1, 2]
+        assert (data.target_scale, data.target_offset) == ((100.0,), (200.0,))
+
+
+@pytest.mark.parametrize(
+    ("table", "schema", "words"),
+    [
+        (3, SCHEMA, "the frame cannot be read"),
+        (None, 3, "the schema is 3"),
+        (None, "missing.toml", "missing.toml: No such file"),
+    ],
+)
+def test_tables_that_do_not_fit(tmp_path: Path, table: Any, schema: Any, words: str) -> None:
+    with pytest.raises((DataError, ConfigError), match=words) as caught:
+        fedspa.from_table(written(tmp_path) if table is None else table, schema)
+    assert "\n" not in str(caught.value)
+
+
+def test_what_is_printed_of_a_dataset_holds_no_value_of_a_record() -> None:
+    data = fedspa.from_arrays([[0.123456], [7.654321]], [0, 1], [[0.5]], [1], name="mine")
+    assert repr(data) == (
+        "<Dataset 'mine': 2 records for training, 1 for testing; x (1,) float32; y () int64; 2 classes>"
+    )
+
+
+def test_a_data_loader_is_told_from_its_dataset() -> None:
+    pairs = TensorDataset(torch.rand(4, 2), torch.arange(4) % 2)
+    with pytest.raises(DataError, match=r"is a DataLoader; .*give its \.dataset"):
+        fedspa.from_examples(DataLoader(pairs), pairs, name="d")
+
+
+def test_labels_that_begin_at_1_are_warned_of() -> None:
+    x = [[0.0], [1.0]]
+    with pytest.warns(RunWarning, match="no record has the label 0, and classes are numbered from 0 to 2"):
+        fedspa.from_arrays(x, [1, 2], x, [2, 1], name="d")

@@ -1,0 +1,118 @@
+"""The work of a step in torch, on a CPU: what the kernels of `gpu_work.py` are tested against."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from chacha import ChaChaNoise
+from torch import Tensor
+
+from fedspa.engine.traced import ops
+from fedspa.engine.traced.gpu_stack import UNITS, Columns, RoundBuffers, Shape, Tokens
+from fedspa.mechanisms.base import LARGEST_CLIP, SMALLEST_CLIP
+from fedspa.mechanisms.clipping import CLIP_MARGIN
+from fedspa.mechanisms.gaussian.plan import CLIP_QUANTILE, CLIP_RATE
+
+
+class Twins:
+    def __init__(self, held: RoundBuffers, shape: Shape) -> None:
+        self._held, self._shape = held, shape
+
+    def draw_noise(self) -> None:
+        self._held.noise.copy_(noise(self._held.keys, int(self._held.step), self._shape.active))
+
+    def gather(self, pool: Tensor, start: int, size: int) -> Tensor:
+        chosen, there = self._chosen(start, size)
+        agent = torch.arange(self._shape.agents).unsqueeze(1)
+        found = pool[agent, chosen.clamp(min=0)]
+        return found.masked_fill_(~there.view(*there.shape, *[1] * (found.ndim - 2)), 0)
+
+    def cut(self, columns: Columns, at: int, rows: Tensor, made: Tensor) -> None:
+        made = made.view(*rows.shape[:2], -1)
+        for w in range(self._shape.agents):
+            line = w if self._shape.masked else 0
+            low, high = columns.firsts[line, at : at + 2].tolist()
+            rows[w, :, low:high] = made[w][:, columns.number[line, low:high].long()]
+
+    def cut_factors(self, columns: Columns, at: int, rows: Tensor, delta: Tensor, x: Tensor) -> None:
+        factors = columns.parts[at].factors
+        assert factors is not None
+        operator, *rest = factors
+        self.cut(columns, at, rows, ops.plain[operator](delta, x, *rest).flatten(1))
+
+    def weigh(self, columns: Columns, rows: Tensor, tokens: Sequence[Tokens], readable: Tensor, start: int) -> Tensor:
+        """The factors of the examples, float64 [agents, examples]."""
+        held, s = self._held, self._shape
+        used = torch.arange(s.width).expand(s.agents, -1) < columns.ends.unsqueeze(1)
+        parts = [torch.where(used.unsqueeze(1), rows, 0.0), *(each.values.flatten(2) for each in tokens)]
+        found = [part.double() for part in parts]
+        squares = torch.stack([each.square().sum(2) for each in found]).sum(0)
+        norms, limit = squares.sqrt(), (held.clips * (1 - CLIP_MARGIN)).unsqueeze(1)
+        _, there = self._chosen(start, rows.shape[1])
+        counted = readable.view_as(norms) & squares.isfinite()
+        held.zeroed += (there & ~counted).sum(1)
+        if s.quantile:
+            clips = held.clips.view(-1, 1, 1)
+            alive = torch.stack([(each != 0).sum(2) for each in found]).sum(0).double()
+            above = torch.stack([(each.abs() > clips).sum(2) for each in found]).sum(0).double()
+            shares = (norms <= clips.squeeze(2)).double() if s.clip == "l2" else 1 - above / alive.clamp(min=1)
+            held.shares[:, start : start + rows.shape[1]] = torch.where(there, torch.where(counted, shares, 1.0), 0.5)
+        factors = limit / torch.maximum(norms, limit) if s.clip == "l2" else torch.ones_like(norms)
+        return torch.where(counted & there & (factors >= torch.finfo(torch.float32).tiny), factors, 0.0)
+
+    def add(self, columns: Columns, rows: Tensor, factors: Tensor, more: bool) -> None:
+        clipped = self._clipped(rows, factors).sum(1)
+        for w, sums in enumerate(self._held.sums):
+            line = w if self._shape.masked else 0
+            at = columns.coordinate[line, : int(columns.ends[line])].long()
+            sums[at] = clipped[w, : len(at)] + (sums[at] if more else 0.0)
+
+    def scatter(self, tokens: Tokens, factors: Tensor, more: bool) -> None:
+        values = self._clipped(tokens.values.flatten(2), factors).view(tokens.values.shape)
+        whole = (values * (UNITS / self._held.clips).view(-1, 1, 1, 1)).long().flatten(1, 2)
+        index = tokens.tokens.flatten(1).unsqueeze(2).expand_as(whole)
+        found = torch.zeros_like(tokens.whole).scatter_add_(1, index, whole)
+        tokens.whole.copy_(tokens.whole + found if more else found)
+
+    def step(self) -> None:
+        """θ[ω] −= step size · (Σ clipped + noise)/B, and the clip moves by the private quantile."""
+        held, s = self._held, self._shape
+        total = held.sums.gather(1, held.coordinates) if s.masked else held.sums
+        mean = (total + (held.sigmas * held.clips).unsqueeze(1) * held.noise[:, :-1]) / held.batches.unsqueeze(1)
+        move = (held.sizes.unsqueeze(1) * mean).float()
+        held.theta.copy_(held.theta.scatter_add(1, held.coordinates, -move) if s.masked else held.theta - move)
+        if s.quantile:
+            self._move_clip()
+        held.step.add_(1)
+
+    def _move_clip(self) -> None:
+        held = self._held
+        for agent, count in enumerate(held.counts[int(held.step)].tolist()):
+            noisy = (held.shares[agent, :count] - 0.5).sum() + held.count_sigmas[agent] * held.noise[agent, -1]
+            share = 0.5 + noisy / held.batches[agent]
+            moved = held.clips[agent] * torch.exp(-CLIP_RATE * (share - CLIP_QUANTILE))
+            held.clips[agent] = moved.clamp(SMALLEST_CLIP, LARGEST_CLIP)
+
+    def _chosen(self, start: int, size: int) -> tuple[Tensor, Tensor]:
+        """The records of a block of the step's places, and which of these have one."""
+        held, places = self._held, torch.arange(start, start + size)
+        chosen = held.index[int(held.step)][:, start : start + size]
+        return chosen, (places < held.counts[int(held.step)].unsqueeze(1)) & (chosen >= 0)
+
+    def _clipped(self, rows: Tensor, factors: Tensor) -> Tensor:
+        """Rows within the bound, in float64; zero where the factor is."""
+        g, bound = rows.double(), (self._held.clips * (1 - CLIP_MARGIN)).view(-1, 1, 1)
+        g = torch.clamp(g, -bound, bound) if self._shape.clip == "coordinate" else g * factors.unsqueeze(2)
+        return torch.where(factors.unsqueeze(2) != 0, g, 0.0)
+
+
+def noise(keys: Tensor, step: int, active: int) -> Tensor:
+    """Standard normals [agents, active + 1], the last one for the private quantile."""
+    drawn = []
+    for key in keys:
+        stream = ChaChaNoise(key.numpy().tobytes())
+        stream.start_step(step)
+        drawn.append(np.concatenate([stream.gaussian(active), stream.gaussian(1)]))
+    return torch.from_numpy(np.stack(drawn))

@@ -1,0 +1,104 @@
+"""Settings that a config leaves out follow from public numbers, and a run writes which."""
+
+from __future__ import annotations
+
+import html
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+import fedspa
+from fedspa.cli import app
+from fedspa.runs.config import load
+from fedspa.runs.defaults import FOLLOWING, WHY, chosen, noise_to_signal
+from fedspa.runs.sections import Tuning
+from fedspa.runs.setup import prepare
+from fedspa.tuning.suggest import suggest_for
+
+
+def given(**sections: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    asked = {"federation": {"agents": 8, "rounds": 3}, "privacy": {"epsilon": 2.0, "noise": "seeded"}}
+    return {name: {**asked.get(name, {}), **sections.get(name, {})} for name in {*asked, *sections}}
+
+
+def test_every_record_in_each_step_and_as_far_as_noise_lets_it(tmp_path: Path) -> None:
+    result = fedspa.run(given(run={"out": str(tmp_path / "run")}))
+    config, plan = load(result.folder / "config.toml"), prepare(load(given())).plan
+    assert plan is not None
+    algorithm = config.algorithm
+    assert (algorithm.batch, algorithm.local_steps, algorithm.server_lr) == (plan.records, 5, 1.0)
+    assert config.run.chosen == sorted(FOLLOWING)
+    ratio = noise_to_signal(plan.noise_multiplier, plan.dimension, plan.batch, 3 * 8, 5)
+    walk = algorithm.local_lr * config.privacy.clip_value * 3 * 5
+    assert walk == pytest.approx(min(10 / ratio, 5 * 3 * 5), rel=0.01)
+    assert result.summary["score_last"] > 0.6
+
+
+def test_the_run_says_what_it_chose_and_why(tmp_path: Path) -> None:
+    """On the screen and in the report, each key with its value; keys that were named or tried are not among them."""
+    text = "[federation]\nagents = 8\nrounds = 2\n[privacy]\nepsilon = 2.0\n[algorithm]\nlocal_lr = 0.5\n"
+    (tmp_path / "config.toml").write_text(text)
+    words = ["run", str(tmp_path / "config.toml"), "--out", str(tmp_path / "run")]
+    printed = CliRunner().invoke(app, words, catch_exceptions=False).output
+    config = load(tmp_path / "run" / "config.toml")
+    page = (tmp_path / "run" / "report.html").read_text("utf-8")
+    for key, value, why in chosen(config):
+        assert f"Chosen {key} = {value}: {why}" in " ".join(printed.split())
+        assert {key, why} <= set(re.findall(r">([^<>]+)<", html.unescape(page)))
+    assert [key for key, *_ in chosen(config)] == config.run.chosen == sorted({*FOLLOWING} - {"algorithm.local_lr"})
+    tried = config.model_copy(update={"tuning": Tuning(candidates=[{"algorithm.server_lr": 3.0}])})
+    assert "algorithm.server_lr" not in [key for key, *_ in chosen(tried)]
+    assert {*FOLLOWING, "federation.agents"} == WHY.keys()
+
+
+def test_what_is_set_stays_and_the_rate_follows_from_it() -> None:
+    free, shorter = (prepare(load(given(algorithm=keys))).config.algorithm for keys in ({}, {"local_lr": 0.5}))
+    assert 0.5 * shorter.server_lr == pytest.approx(free.local_lr, rel=0.01)
+    sums = {"privacy": {**given()["privacy"], "adversary": "secure-aggregation"}, "federation": given()["federation"]}
+    assert prepare(load(sums)).config.algorithm.local_steps == 1
+    for keys in ({"server_lr": 0.3}, {"server": "adam"}, {"name": "fedavg", "server_lr": 1.0}):
+        privacy = {} if "name" in keys else given()["privacy"]
+        asked = load({"federation": {"agents": 8}, "algorithm": keys, "privacy": privacy})
+        found = prepare(asked).config
+        assert (found.algorithm.ema, found.privacy.clip_value) == (0.0, 1.0)
+        assert found.algorithm.server == asked.algorithm.server
+        assert ("algorithm.batch" in found.run.chosen) == ("name" not in keys)
+
+
+def test_rounds_and_cohort_follow_from_the_agents() -> None:
+    for agents, per_round, rounds in ((4, 4, 40), (100, 10, 50), (1000, 100, 50)):
+        found = load({"federation": {"agents": agents}, "privacy": {"epsilon": 1.0}}).federation
+        assert (found.per_round, found.rounds) == (per_round, rounds)
+
+
+def test_a_suggestion_for_a_config_is_what_its_run_takes(tmp_path: Path) -> None:
+    asked = given(algorithm={"local_steps": 20, "local_lr": 0.3}, privacy={"clip_value": 7.0})
+    found = suggest_for(load(asked))
+    assert found.settings == suggest_for(load(given())).settings
+    config = prepare(load(given())).config
+    assert found.settings["algorithm.local_lr"] == config.algorithm.local_lr
+    path = tmp_path / "config.toml"
+    path.write_text('[federation]\nagents = 8\nrounds = 3\n[privacy]\nepsilon = 2.0\nnoise = "seeded"\n')
+    stated = json.loads(CliRunner().invoke(app, ["suggest", str(path), "--json"]).stdout)
+    assert stated["settings"] == found.settings
+    assert stated["smallest"] is None or "holds" in stated["smallest"]
+    refused = CliRunner().invoke(app, ["suggest", str(path), "--agents", "3"])
+    assert "--agents and CONFIG" in str(refused.exception)
+    missing = CliRunner().invoke(app, ["suggest", "--agents", "3"])
+    assert "--records, --epsilon missing" in str(missing.exception)
+
+
+def test_it_says_what_the_smallest_agent_costs() -> None:
+    import numpy as np
+
+    x, y = np.random.default_rng(0).normal(size=(500, 3)), np.arange(500) % 2
+    owners = np.repeat(["north", "south", "west"], [50, 200, 250])
+    data = fedspa.from_arrays(x, y, x[:50], y[:50], name="three", owners=owners)
+    found = suggest_for(load({"federation": {"agents": 3}, "privacy": {"epsilon": 2.0}}), data)
+    assert found.smallest is not None
+    assert found.smallest.startswith("north holds 50 records, the next 200")
+    assert found.settings["algorithm.batch"] == 50
