@@ -275,11 +275,11 @@ def test_many_sizes_and_seeds(name: str, seed: int) -> None:
         bound_holds(engine, theta, x, y, "l2", list(range(1, RECORDS)))
 
 
-WORDS = ("Embedding", "attention", "LSTM")
+WORDS = ("Embedding", "attention", "LSTM", "GRU")
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("name", [name for name in CASES if name != "LSTM"])
+@pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("clip", ["l2", "coordinate"])
 @pytest.mark.parametrize("tf32", [False, True])
 def test_on_a_gpu_what_a_record_adds_at_its_place_is_its_own_to_the_bit(name: str, clip: Clipping, tf32: bool) -> None:
@@ -348,7 +348,7 @@ class NoGraph:
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("name", [name for name in CASES if name != "LSTM"])
+@pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("clip", ["l2", "coordinate"])
 def test_on_a_gpu_one_record_moves_a_step_by_no_more_than_the_bound(name: str, clip: Clipping) -> None:
     """Poisson sampling, in which a record's neighbour is an empty place: of one record less, and of one that is NaN."""

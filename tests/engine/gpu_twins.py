@@ -10,7 +10,7 @@ from chacha import ChaChaNoise
 from torch import Tensor
 
 from fedspa.engine.traced import ops
-from fedspa.engine.traced.gpu_stack import UNITS, Columns, RoundBuffers, Shape, Tokens
+from fedspa.engine.traced.gpu_stack import UNITS, Columns, Parameters, RoundBuffers, Shape, Tokens
 from fedspa.mechanisms.base import LARGEST_CLIP, SMALLEST_CLIP
 from fedspa.mechanisms.clipping import CLIP_MARGIN
 from fedspa.mechanisms.gaussian.plan import CLIP_QUANTILE, CLIP_RATE
@@ -22,6 +22,10 @@ class Twins:
 
     def draw_noise(self) -> None:
         self._held.noise.copy_(noise(self._held.keys, int(self._held.step), self._shape.active))
+
+    def spread(self, parameters: Parameters) -> None:
+        for agent, first, to, size in parameters.tiles.tolist():
+            parameters.whole[to : to + size] = self._held.theta[agent, first : first + size]
 
     def gather(self, pool: Tensor, start: int, size: int) -> Tensor:
         chosen, there = self._chosen(start, size)

@@ -98,6 +98,7 @@ def _traced(model: FlatModel, function: Callable[..., Any], modes: Modes, argume
     with (
         _quiet(),
         _compiling(),
+        _weights_as_they_lie(),
         in_modes(modes),
         attributes_kept(model.module),
         sdpa_kernel(SDPBackend.MATH),
@@ -181,7 +182,7 @@ def _item(guard: _Guard, function: Any, input: Tensor, index: Any) -> Any:
 
 
 def _group_norm(guard: _Guard, function: Any, input: Tensor, *rest: Any, **named: Any) -> Any:
-    return ops.group_norm(input, *rest, **named)
+    return ops.group_norm(input, *rest, **named, layers=guard.layers)
 
 
 def _recurrent(rule: Callable[..., Any], guard: _Guard, function: Any, *given: Any, **named: Any) -> Any:
@@ -210,6 +211,7 @@ def _convolved(x: Tensor, *rest: Any, **named: Any) -> Tensor:
 _LAYERS: dict[Any, Callable[..., Any]] = {
     functional.conv2d: _convolved,
     functional.linear: ops.linear,
+    functional.layer_norm: ops.layer_norm,
     functional.scaled_dot_product_attention: ops.attention,
     functional.max_pool2d: ops.max_pool2d,
     torch.max_pool2d: ops.max_pool2d,
@@ -226,6 +228,17 @@ def _compiling() -> Iterator[None]:
         yield
     finally:
         torch.compiler._is_compiling_flag = before
+
+
+@contextmanager
+def _weights_as_they_lie() -> Iterator[None]:
+    """On a GPU, recurrent layers lay their weights side by side for cuDNN, which mapped ones cannot be."""
+    before = nn.RNNBase.flatten_parameters
+    nn.RNNBase.flatten_parameters = lambda _: None  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        nn.RNNBase.flatten_parameters = before  # type: ignore[method-assign]
 
 
 @contextmanager

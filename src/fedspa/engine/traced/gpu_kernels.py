@@ -214,6 +214,128 @@ def pool_back(
 
 
 @triton.jit
+def spread(theta, tiles, out, dimension, BLOCK: tl.constexpr):
+    """θ of all agents [agents, d] by layers. A tile is [agent, first coordinate, first number of `out`, size]."""
+    tile = tiles + tl.program_id(0) * 4
+    at = tl.arange(0, BLOCK)
+    inside = at < tl.load(tile + 3)
+    source = theta + tl.load(tile) * dimension + tl.load(tile + 1)
+    tl.store(out + tl.load(tile + 2) + at, tl.load(source + at, inside), inside)
+
+
+@triton.jit(do_not_specialize=["lines"])
+def group_norm(x, weight, bias, out, means, scales, lines, P, eps, SIZE: tl.constexpr, BLOCK: tl.constexpr):
+    """Each group of SIZE channels less its mean, over its deviation; times the channel's weight, plus its bias."""
+    line, group, groups = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.num_programs(1)
+    length = SIZE * P
+    first, channel = (line * groups + group) * length, (line // lines) * (groups * SIZE) + group * SIZE
+    total = tl.zeros([BLOCK], dtype=tl.float32)
+    for start in range(0, length, BLOCK):
+        at = start + tl.arange(0, BLOCK)
+        total += tl.load(x + first + at, at < length, other=0.0)
+    mean = tl.sum(total, 0) / length
+    total = tl.zeros([BLOCK], dtype=tl.float32)
+    for start in range(0, length, BLOCK):
+        at = start + tl.arange(0, BLOCK)
+        away = tl.where(at < length, tl.load(x + first + at, at < length, other=0.0) - mean, 0.0)
+        total += away * away
+    scale = 1 / tl.sqrt(tl.sum(total, 0) / length + eps)
+    tl.store(means + line * groups + group, mean)
+    tl.store(scales + line * groups + group, scale)
+    for start in range(0, length, BLOCK):
+        at = start + tl.arange(0, BLOCK)
+        inside, c = at < length, channel + at // P
+        found = (tl.load(x + first + at, inside, other=0.0) - mean) * scale
+        found = found * tl.load(weight + c, inside, other=0.0) + tl.load(bias + c, inside, other=0.0)
+        tl.store(out + first + at, found, inside)
+
+
+@triton.jit(do_not_specialize=["lines"])
+def group_norm_back(
+    delta, x, means, scales, weight, back, of_weight, of_bias, lines, P,
+    SIZE: tl.constexpr, BC: tl.constexpr, BP: tl.constexpr,
+):  # fmt: skip
+    """δ of x, and each line's gradients of weight and bias: channels by positions, a tile at a time."""
+    line, group, groups = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.num_programs(1)
+    first, channel = (line * groups + group) * (SIZE * P), group * SIZE
+    own = weight + (line // lines) * (groups * SIZE) + channel
+    mean, scale = tl.load(means + line * groups + group), tl.load(scales + line * groups + group)
+    plain, along = tl.zeros([BC], dtype=tl.float32), tl.zeros([BC], dtype=tl.float32)
+    for c0 in range(0, SIZE, BC):
+        c = c0 + tl.arange(0, BC)
+        deltas, products = tl.zeros([BC, BP], dtype=tl.float32), tl.zeros([BC, BP], dtype=tl.float32)
+        for p0 in range(0, P, BP):
+            p = p0 + tl.arange(0, BP)
+            inside = (c < SIZE)[:, None] & (p < P)[None, :]
+            at = first + (c * P)[:, None] + p[None, :]
+            d = tl.load(delta + at, inside, other=0.0)
+            deltas += d
+            products += tl.where(inside, d * ((tl.load(x + at, inside, other=0.0) - mean) * scale), 0.0)
+        to = line * (groups * SIZE) + channel + c
+        tl.store(of_bias + to, tl.sum(deltas, 1), c < SIZE)
+        tl.store(of_weight + to, tl.sum(products, 1), c < SIZE)
+        w = tl.load(own + c, c < SIZE, other=0.0)
+        plain += w * tl.sum(deltas, 1)
+        along += w * tl.sum(products, 1)
+    of_mean, of_scale = tl.sum(plain, 0) / (SIZE * P), tl.sum(along, 0) / (SIZE * P)
+    for c0 in range(0, SIZE, BC):
+        c = c0 + tl.arange(0, BC)
+        w = tl.load(own + c, c < SIZE, other=0.0)
+        for p0 in range(0, P, BP):
+            p = p0 + tl.arange(0, BP)
+            inside = (c < SIZE)[:, None] & (p < P)[None, :]
+            at = first + (c * P)[:, None] + p[None, :]
+            normed = (tl.load(x + at, inside, other=0.0) - mean) * scale
+            found = w[:, None] * tl.load(delta + at, inside, other=0.0) - of_mean - normed * of_scale
+            tl.store(back + at, scale * found, inside)
+
+
+@triton.jit(do_not_specialize=["rows", "each"])
+def layer_norm(
+    x, weight, bias, out, means, scales, rows, each, F, eps, ROWS: tl.constexpr, BLOCK: tl.constexpr
+):  # fmt: skip
+    """Each row of F features less its mean, over its deviation; times the weight and plus the bias of its agent, who
+    has `each` rows."""
+    r, f = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS), tl.arange(0, BLOCK)
+    inside = (r < rows)[:, None] & (f < F)[None, :]
+    value = tl.load(x + (r * F)[:, None] + f[None, :], inside, other=0.0)
+    mean = tl.sum(value, 1) / F
+    away = tl.where(inside, value - mean[:, None], 0.0)
+    scale = 1 / tl.sqrt(tl.sum(away * away, 1) / F + eps)
+    own = ((r // each) * F)[:, None] + f[None, :]
+    found = away * scale[:, None] * tl.load(weight + own, inside, other=0.0) + tl.load(bias + own, inside, other=0.0)
+    tl.store(out + (r * F)[:, None] + f[None, :], found, inside)
+    tl.store(means + r, mean, r < rows)
+    tl.store(scales + r, scale, r < rows)
+
+
+@triton.jit(do_not_specialize=["lines"])
+def layer_norm_back(
+    delta, x, means, scales, weight, back, of_weight, of_bias, lines, T, F,
+    ROWS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """δ of x, and each line's gradients of weight and bias, over its T rows in their order."""
+    line, f = tl.program_id(0).to(tl.int64), tl.arange(0, BLOCK)
+    w = tl.load(weight + (line // lines) * F + f, f < F, other=0.0)
+    deltas, products = tl.zeros([ROWS, BLOCK], dtype=tl.float32), tl.zeros([ROWS, BLOCK], dtype=tl.float32)
+    for t0 in range(0, T, ROWS):
+        t = t0 + tl.arange(0, ROWS)
+        inside = (t < T)[:, None] & (f < F)[None, :]
+        at = ((line * T + t) * F)[:, None] + f[None, :]
+        mean = tl.load(means + line * T + t, t < T, other=0.0)[:, None]
+        scale = tl.load(scales + line * T + t, t < T, other=0.0)[:, None]
+        d = tl.load(delta + at, inside, other=0.0)
+        normed = tl.where(inside, (tl.load(x + at, inside, other=0.0) - mean) * scale, 0.0)
+        deltas += d
+        products += d * normed
+        weighted = d * w[None, :]
+        of_mean, of_scale = tl.sum(weighted, 1)[:, None] / F, tl.sum(weighted * normed, 1)[:, None] / F
+        tl.store(back + at, scale * (weighted - of_mean - normed * of_scale), inside)
+    tl.store(of_bias + line * F + f, tl.sum(deltas, 0), f < F)
+    tl.store(of_weight + line * F + f, tl.sum(products, 0), f < F)
+
+
+@triton.jit
 def attend(
     q, k, v, out, scale, q0, q1, q2, k0, k1, k2, v0, v1, v2, T, S, D, HEADS,
     PRECISION: tl.constexpr, BT: tl.constexpr, BS: tl.constexpr, BD: tl.constexpr,
@@ -293,20 +415,37 @@ def class_delta(scores, classes, delta, out, ignored, C: tl.constexpr, BLOCK: tl
 
 
 @triton.jit
+def shift_columns(x, out, C, H, W, PH, PW, KW: tl.constexpr, BLOCK: tl.constexpr):
+    """Images [C, H, W] as [KW, C, H + 2 PH, W]: copy z is moved by z − PW columns, with zeros around it. A
+    convolution's patches that are as wide as the images are whole pieces of these."""
+    line, at, size = tl.program_id(1).to(tl.int64), tl.program_id(0) * BLOCK + tl.arange(0, BLOCK), (H + 2 * PH) * W
+    c, y, column = at // size, (at % size) // W - PH, at % W
+    there = (at < C * size) & (y >= 0) & (y < H)
+    for z in tl.static_range(KW):
+        from_x = column + z - PW
+        inside = there & (from_x >= 0) & (from_x < W)
+        value = tl.load(x + line * (C * H * W) + (c * (H * W) + y * W + from_x), inside, other=0.0)
+        tl.store(out + (line * KW + z) * (C * size) + at, value, at < C * size)
+
+
+@triton.jit
 def _over_positions(
     g, deltas, image, o, jy, jx, there, live, q0, N, H: tl.constexpr, W: tl.constexpr, OW: tl.constexpr,
-    Q: tl.constexpr, SH: tl.constexpr, SW: tl.constexpr, PADDED: tl.constexpr, PRECISION: tl.constexpr,
-    BQ: tl.constexpr,
+    Q: tl.constexpr, SH: tl.constexpr, SW: tl.constexpr, PADDED: tl.constexpr, SHIFTED: tl.constexpr,
+    PRECISION: tl.constexpr, BQ: tl.constexpr,
 ):  # fmt: skip
     """g[o, j] += Σ over BQ positions from q0 on of δ[o, position] · patches[j, position]."""
     q = q0 + tl.arange(0, BQ)
-    oy, ox = (q // OW) * SH, (q % OW) * SW
     d = tl.load(deltas + ((o * Q)[:, None] + q[None, :]), (o < N)[:, None] & (q < Q)[None, :], other=0.0)
     inside = live[:, None] & (q < Q)[None, :]
-    if PADDED:
-        iy, ix = jy[:, None] + oy[None, :], jx[:, None] + ox[None, :]
-        inside = inside & (iy >= 0) & (iy < H) & (ix >= 0) & (ix < W)
-    patch = tl.load(image + (there[:, None] + (oy * W + ox)[None, :]), inside, other=0.0)
+    if SHIFTED:
+        patch = tl.load(image + (there[:, None] + q[None, :]), inside, other=0.0)
+    else:
+        oy, ox = (q // OW) * SH, (q % OW) * SW
+        if PADDED:
+            iy, ix = jy[:, None] + oy[None, :], jx[:, None] + ox[None, :]
+            inside = inside & (iy >= 0) & (iy < H) & (ix >= 0) & (ix < W)
+        patch = tl.load(image + (there[:, None] + (oy * W + ox)[None, :]), inside, other=0.0)
     return tl.dot(d, tl.trans(patch), g, input_precision=PRECISION)
 
 
@@ -315,11 +454,12 @@ def cut_convolved(
     delta, x, rows, columns, firsts, width, stride, number, lines,
     C, N, PH, PW, H: tl.constexpr, W: tl.constexpr, OH: tl.constexpr, OW: tl.constexpr, KH: tl.constexpr,
     KW: tl.constexpr, SH: tl.constexpr, SW: tl.constexpr,
-    PADDED: tl.constexpr, MASKED: tl.constexpr, PRECISION: tl.constexpr, SPLIT: tl.constexpr,
+    PADDED: tl.constexpr, SHIFTED: tl.constexpr, MASKED: tl.constexpr, PRECISION: tl.constexpr, SPLIT: tl.constexpr,
     BO: tl.constexpr, BJ: tl.constexpr, BQ: tl.constexpr,
 ):  # fmt: skip
     """Each line's gradient of a convolution's weights, δ · patchesᵀ over the positions, a tile in registers at a time;
-    the active coordinates go to the columns of the line's row that `columns` names, or all of them in their order."""
+    the active coordinates go to the columns of the line's row that `columns` names, or all of them in their order.
+    SHIFTED: x comes from `shift_columns`."""
     K = C * KH * KW
     Q: tl.constexpr = OH * OW
     J = (K + BJ - 1) // BJ
@@ -327,7 +467,12 @@ def cut_convolved(
     o = (tl.program_id(0) // J) * BO + tl.arange(0, BO)
     j = (tl.program_id(0) % J) * BJ + tl.arange(0, BJ)
     jy, jx = (j % (KH * KW)) // KW - PH, j % KW - PW
-    there = (j // (KH * KW)) * (H * W) + jy * W + jx
+    if SHIFTED:  # W is a multiple of four: whole vectors are read
+        there = tl.multiple_of(((j % KW) * C + j // (KH * KW)) * ((H + 2 * PH) * W) + (jy + PH) * W, 4)
+        image_size = KW * C * ((H + 2 * PH) * W)
+    else:
+        there = (j // (KH * KW)) * (H * W) + jy * W + jx
+        image_size = C * (H * W)
     place, valid = o[:, None] * K + j[None, :], (o < N)[:, None] & (j < K)[None, :]
     if MASKED:
         column = tl.load(columns + agent * stride + place, valid, other=-1)
@@ -336,17 +481,18 @@ def cut_convolved(
         column = tl.load(firsts + number) + place
     for r in range(part, lines, SPLIT):
         line = agent * lines + r
-        deltas, image = delta + line * (N * Q), x + line * (C * H * W)
+        deltas, image = delta + line * (N * Q), x + line * image_size
         g = tl.zeros([BO, BJ], dtype=tl.float32)
         if Q <= BQ:  # without a loop within, that over lines can load ahead
             g = _over_positions(
-                g, deltas, image, o, jy, jx, there, j < K, 0, N, H, W, OW, Q, SH, SW, PADDED, PRECISION, BQ
+                g, deltas, image, o, jy, jx, there, j < K, 0, N, H, W, OW, Q, SH, SW, PADDED, SHIFTED, PRECISION, BQ
             )
         else:
             for q0 in range(0, Q, BQ):
                 g = _over_positions(
-                    g, deltas, image, o, jy, jx, there, j < K, q0, N, H, W, OW, Q, SH, SW, PADDED, PRECISION, BQ
-                )
+                    g, deltas, image, o, jy, jx, there, j < K, q0,
+                    N, H, W, OW, Q, SH, SW, PADDED, SHIFTED, PRECISION, BQ,
+                )  # fmt: skip
         tl.store(rows + line * width + column, g, valid)
 
 

@@ -31,6 +31,8 @@ from fedspa.randomness.streams import derive_key
 SPAN = 1024
 # Gradients of layers up to this size are cut together: a kernel's start costs more than to copy them side by side.
 _SMALL = 8192
+# Numbers of θ that a program copies, and on multiples of how many a layer's begin: products read whole vectors.
+TILE, _ALIGNED = 1024, 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,6 +252,30 @@ class Block:
             self._work.cut(self._columns, at, self.rows, several[0] if len(several) == 1 else torch.cat(several, 1))
 
 
+class Parameters:
+    """θ of all agents by layers: programs want each parameter of all agents in one piece. `tiles` has a line for each
+    piece that is copied: agent, first coordinate, first number of `whole`, and size."""
+
+    def __init__(self, layers: Sequence[Layer], agents: int, device: torch.device) -> None:
+        tiles, coordinate, number, numbers = [], 0, 0, []
+        for layer in layers:
+            size = len(layer.order)
+            numbers.append(number)
+            tiles += [
+                (agent, coordinate + at, number + agent * size + at, min(TILE, size - at))
+                for agent in range(agents)
+                for at in range(0, size, TILE)
+            ]
+            coordinate += size
+            number += -(-agents * size // _ALIGNED) * _ALIGNED
+        self.tiles = torch.tensor(tiles, device=device)
+        self.whole = torch.zeros(number, device=device)
+        self.of_layers = [
+            self.whole[first : first + agents * len(layer.order)].view(agents, *layer.shape)
+            for first, layer in zip(numbers, layers)
+        ]
+
+
 class Stack:
     """Buffers and graphs for one `Shape`. `program` is of so many agents, or of one without their dimension."""
 
@@ -267,10 +293,7 @@ class Stack:
             for number, layer in enumerate(program.layers)
             if layer.words is not None
         }
-        # θ by layers: programs want each parameter of all agents in one piece.
-        parts = torch.split(self.round.theta, [len(layer.order) for layer in program.layers], dim=1)
-        self._of_theta = [part.view(-1, *layer.shape) for part, layer in zip(parts, program.layers)]
-        self._parameters = [torch.zeros(each.shape, device=device) for each in self._of_theta]
+        self._parameters = Parameters(program.layers, shape.agents, device)
         self._work = work_on(self.round, shape)
         self._graphs: dict[int, Any] = {}
         self._memory = None if device.type == "cpu" else torch.cuda.graph_pool_handle()  # no two graphs run at once
@@ -324,7 +347,7 @@ class Stack:
     def _one_step(self, places: int) -> None:
         sums = self.round.sums
         self._work.draw_noise()
-        torch._foreach_copy_(self._parameters, self._of_theta)
+        self._work.spread(self._parameters)
         spanned = places > PLAIN
         blocks = max(1, math.ceil(places / (min(self._block, SPAN) if spanned else self._block)))
         size = math.ceil(places / blocks) if places else 0
@@ -343,7 +366,7 @@ class Stack:
     def _add(self, start: int, size: int, *, more: bool) -> None:
         """A block of examples into the sums."""
         given = [self._work.gather(pool, start, size) for pool in self._pools]
-        parameters = self._parameters
+        parameters = self._parameters.of_layers
         if not self._program.agents:
             given, parameters = [each[0] for each in given], [each[0] for each in parameters]
         block = Block(self._columns, self._tokens, self._work, size)

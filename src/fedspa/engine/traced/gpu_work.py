@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from fedspa.engine.traced import gpu_kernels, ops
-from fedspa.engine.traced.gpu_stack import UNITS, Columns, RoundBuffers, Shape, Tokens
+from fedspa.engine.traced.gpu_stack import TILE, UNITS, Columns, Parameters, RoundBuffers, Shape, Tokens
 from fedspa.mechanisms.base import LARGEST_CLIP, SMALLEST_CLIP
 from fedspa.mechanisms.gaussian.plan import CLIP_QUANTILE, CLIP_RATE
 
@@ -95,6 +95,59 @@ def _pooling(kernel: Any, shape: _Geometry, written: Tensor, *given: Tensor) -> 
     kernel[(lines, tiles)](*given, **sizes, PLANES=planes, BLOCK=512)
 
 
+def group_scaled(x: Tensor, weight: Tensor, bias: Tensor, groups: int, eps: float) -> list[Tensor]:
+    """As `ops.group_scaled`."""
+    x, (lines, channels), positions = x.contiguous(), x.shape[:2], math.prod(x.shape[2:])
+    out, size = torch.empty_like(x), channels // groups
+    mean, scale = (torch.empty(lines, groups, device=x.device) for _ in range(2))
+    gpu_kernels.group_norm[(lines, groups)](
+        *(x, weight.contiguous(), bias.contiguous(), out, mean, scale, lines // len(weight), positions, eps),
+        SIZE=size, BLOCK=power(size * positions, 128, 4096), num_warps=4 if size * positions <= 2048 else 8,
+    )  # fmt: skip
+    return [out, mean, scale]
+
+
+def group_scaled_back(
+    delta: Tensor, x: Tensor, mean: Tensor, scale: Tensor, weight: Tensor, groups: int
+) -> list[Tensor]:
+    """As `ops.group_scaled_back`."""
+    delta, x, (lines, channels), positions = delta.contiguous(), x.contiguous(), x.shape[:2], math.prod(x.shape[2:])
+    back, size, bp = torch.empty_like(x), channels // groups, power(positions, 16, 1024)
+    own = [torch.empty(lines, channels, device=x.device) for _ in range(2)]
+    gpu_kernels.group_norm_back[(lines, groups)](
+        *(delta, x, mean, scale, weight.contiguous(), back, *own, lines // len(weight), positions),
+        SIZE=size, BC=power(size, 1, max(1, 4096 // bp)), BP=bp, num_warps=4 if size * positions <= 2048 else 8,
+    )  # fmt: skip
+    return [back, *own]
+
+
+def layer_scaled(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> list[Tensor]:
+    """As `ops.layer_scaled`."""
+    x, (lines, length, size) = x.contiguous(), x.shape
+    out, each, blocks = torch.empty_like(x), lines // len(weight) * length, _of_rows(length, size)
+    mean, scale = (torch.empty(lines, length, device=x.device) for _ in range(2))
+    gpu_kernels.layer_norm[(math.ceil(lines * length / blocks["ROWS"]),)](
+        *(x, weight.contiguous(), bias.contiguous(), out, mean, scale, lines * length, each, size, eps), **blocks
+    )
+    return [out, mean, scale]
+
+
+def layer_scaled_back(delta: Tensor, x: Tensor, mean: Tensor, scale: Tensor, weight: Tensor) -> list[Tensor]:
+    """As `ops.layer_scaled_back`."""
+    delta, x, (lines, length, size) = delta.contiguous(), x.contiguous(), x.shape
+    back, own = torch.empty_like(x), [torch.empty(lines, size, device=x.device) for _ in range(2)]
+    gpu_kernels.layer_norm_back[(lines,)](
+        *(delta, x, mean.contiguous(), scale.contiguous(), weight.contiguous(), back, *own),
+        *(lines // len(weight), length, size), **_of_rows(length, size),
+    )  # fmt: skip
+    return [back, *own]
+
+
+def _of_rows(length: int, size: int) -> dict[str, int]:
+    block = power(size, 16, 8192)
+    return {"ROWS": power(length, 1, max(1, 2048 // block)), "BLOCK": block, "num_warps": 4 if block <= 2048 else 8}
+
+
 def attended(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
     """As `ops.attended`."""
     q, k, v = (_rows(each) for each in (q, k, v))
@@ -162,6 +215,10 @@ class _Geometry:
         self.sizes = {"C": channels, "H": sides[0], "W": sides[1], "N": outputs, "KH": kernel[0], "KW": kernel[1],
                           "SH": stride[0], "SW": stride[1], "PH": padding[0], "PW": padding[1],
                           "OH": self.out[0], "OW": self.out[1], "PADDED": any(padding)}  # fmt: skip
+        # Whether its patches are pieces of images that are moved by whole columns, and begin at whole vectors there.
+        self.as_wide = (
+            tuple(stride) == (1, 1) and self.out[1] == sides[1] and sides[1] % 4 == 0 and math.prod(kernel) > 1
+        )
 
 
 def _tiles(positions: int, outputs: int, agents: int, most: int = 128) -> tuple[int, int]:
@@ -200,6 +257,16 @@ def _channels_last(images: Tensor) -> Tensor:
     return out
 
 
+def _shifted(images: Tensor, shape: _Geometry) -> Tensor:
+    (lines, channels, height, width), kernel = images.shape, shape.sizes["KW"]
+    rows = height + 2 * shape.sizes["PH"]
+    out = torch.empty(lines, kernel, channels, rows, width, device=images.device)
+    gpu_kernels.shift_columns[(math.ceil(channels * rows * width / 1024), lines)](
+        *(images, out, channels, height, width, shape.sizes["PH"], shape.sizes["PW"]), KW=kernel, BLOCK=1024
+    )
+    return out
+
+
 def power(value: int, low: int, high: int) -> int:
     """The power of two that is not below `value`, within [low, high]."""
     return min(high, max(low, 1 << max(0, value - 1).bit_length()))
@@ -223,6 +290,12 @@ class Kernels:
         held, s = self._held, self._shape
         grid = (math.ceil(s.active / GROUP) + 1, s.agents)
         gpu_kernels.noise[grid](held.keys, held.step, held.noise, s.active, LANES=LANES, num_warps=2)
+
+    def spread(self, parameters: Parameters) -> None:
+        tiles = parameters.tiles
+        gpu_kernels.spread[(len(tiles),)](
+            self._held.theta, tiles, parameters.whole, self._shape.dimension, BLOCK=TILE, num_warps=4
+        )
 
     def gather(self, pool: Tensor, start: int, size: int) -> Tensor:
         held, s = self._held, self._shape
@@ -251,10 +324,12 @@ class Kernels:
             bo, bj, bq = _tile_of_gradients(outputs, inputs, math.prod(shape.out))
             programs = math.ceil(outputs / bo) * math.ceil(inputs / bj)
             split = power(math.ceil(8 * _PROGRAMS / (programs * s.agents)), 1, 32)
+            shifted = shape.as_wide
             gpu_kernels.cut_convolved[(programs, split, s.agents)](
-                *(delta, x, rows, columns.of_number[:, part.first :] if s.masked else rows, columns.firsts),
+                *(delta, _shifted(x, shape) if shifted else x, rows),
+                *(columns.of_number[:, part.first :] if s.masked else rows, columns.firsts),
                 *(s.width, columns.of_number.shape[1], at, rows.shape[1]),
-                **shape.sizes, MASKED=s.masked, PRECISION=_precision(), SPLIT=split,
+                **shape.sizes, SHIFTED=shifted, MASKED=s.masked, PRECISION=_precision(), SPLIT=split,
                 BO=bo, BJ=bj, BQ=bq, num_warps=4, num_stages=3,
             )  # fmt: skip
         else:  # a library's product and a cut of it are faster than a kernel that does both

@@ -163,14 +163,109 @@ def _of_normed(
 
 
 def group_norm(
-    x: Tensor, num_groups: int, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5
+    x: Tensor,
+    num_groups: int,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
+    *,
+    layers: bool = False,
 ) -> Tensor:
-    """As torch.nn.functional's."""
+    """As torch.nn.functional's; as one operator with its weight and bias where layers are kept whole."""
+    if layers and x.ndim > 2 and weight is not None and bias is not None:
+        given = x, weight.unsqueeze(0), bias.unsqueeze(0), num_groups, eps
+        return cast(Tensor, _applied(group_scaled, _of_group_scaled, *given)[0])
     found: Tensor = _applied(normed, _of_normed, x, num_groups, eps)[0]
     for way, values in ((torch.mul, weight), (torch.add, bias)):
         if values is not None:
             found = way(found, values.view(-1, *[1] * (x.ndim - 2)))
     return found
+
+
+@_Operator
+def group_scaled(x: Tensor, weight: Tensor, bias: Tensor, groups: int, eps: float) -> list[Tensor]:
+    """GroupNorm of lines [n, C, …] with the weights and biases [g, C] of g agents; means; and 1/deviation."""
+    if x.is_cuda:
+        return cast(list[Tensor], _kernels().group_scaled(x, weight, bias, groups, eps))
+    found, mean, scale = normed(x, groups, eps)
+    return [found * _of_lines(weight, x) + _of_lines(bias, x), mean, scale]
+
+
+@_Operator
+def group_scaled_back(
+    delta: Tensor, x: Tensor, mean: Tensor, scale: Tensor, weight: Tensor, groups: int
+) -> list[Tensor]:
+    """δ of x, and each line's gradients of weight and bias [n, C]."""
+    if delta.is_cuda:
+        return cast(list[Tensor], _kernels().group_scaled_back(delta, x, mean, scale, weight, groups))
+    apart = x.reshape(*mean.shape, -1)
+    products = delta * ((apart - mean.unsqueeze(2)) * scale.unsqueeze(2)).view(x.shape)
+    back = normed_backward(delta * _of_lines(weight, x), x, mean, scale, groups)
+    return [back, products.flatten(2).sum(2), delta.flatten(2).sum(2)]
+
+
+def _of_lines(values: Tensor, x: Tensor) -> Tensor:
+    """Channels [g, C] of the agents, for each of their lines of x [n, C, …]."""
+    lines = values.repeat_interleave(len(x) // len(values), 0)
+    return lines.view(*lines.shape, *[1] * (x.ndim - 2))
+
+
+def _of_group_scaled(
+    delta: Tensor, mean: Tensor, scale: Tensor, x: Tensor, weight: Tensor, _bias: Tensor, groups: int, _eps: float
+) -> tuple[Tensor | None, ...]:
+    back, *own = _once(group_scaled_back, delta, x, mean, scale, weight, groups)
+    return back, *map(_over_lines, own)
+
+
+@_Operator
+def layer_scaled(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> list[Tensor]:
+    """LayerNorm of lines [n, T, F] with the weights and biases [g, F] of g agents; means [n, T]; and 1/deviation."""
+    if x.is_cuda:
+        return cast(list[Tensor], _kernels().layer_scaled(x, weight, bias, eps))
+    found, mean, scale = aten.native_layer_norm(x, x.shape[2:], None, None, eps)
+    return [found * _rows_of_lines(weight, x) + _rows_of_lines(bias, x), mean.squeeze(2), scale.squeeze(2)]
+
+
+@_Operator
+def layer_scaled_back(delta: Tensor, x: Tensor, mean: Tensor, scale: Tensor, weight: Tensor) -> list[Tensor]:
+    """δ of x, and each line's gradients of weight and bias [n, F]."""
+    if delta.is_cuda:
+        return cast(list[Tensor], _kernels().layer_scaled_back(delta, x, mean, scale, weight))
+    statistics = mean.unsqueeze(2), scale.unsqueeze(2)
+    products = delta * ((x - statistics[0]) * statistics[1])
+    wanted, weighted = (True, False, False), delta * _rows_of_lines(weight, x)
+    back = aten.native_layer_norm_backward(weighted, x, x.shape[2:], *statistics, None, None, wanted)[0]
+    return [back, products.sum(1), delta.sum(1)]
+
+
+def _rows_of_lines(values: Tensor, x: Tensor) -> Tensor:
+    """Features [g, F] of the agents, for each of their lines of x [n, T, F]."""
+    return values.repeat_interleave(len(x) // len(values), 0).unsqueeze(1)
+
+
+def _of_layer_scaled(
+    delta: Tensor, mean: Tensor, scale: Tensor, x: Tensor, weight: Tensor, _bias: Tensor, _eps: float
+) -> tuple[Tensor | None, ...]:
+    back, *own = _once(layer_scaled_back, delta, x, mean, scale, weight)
+    return back, *map(_over_lines, own)
+
+
+_WIDEST = 8192  # features of a row that lie in registers
+
+
+def layer_norm(
+    x: Tensor,
+    normalized_shape: Sequence[int],
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
+) -> Tensor:
+    """As torch.nn.functional's."""
+    if weight is None or bias is None or len(normalized_shape) != 1 or normalized_shape[0] > _WIDEST:
+        return functional.layer_norm(x, normalized_shape, weight, bias, eps)
+    lines = x.reshape(1, -1, x.shape[-1])
+    given = lines, weight.unsqueeze(0), bias.unsqueeze(0), eps
+    return cast(Tensor, _applied(layer_scaled, _of_layer_scaled, *given)[0]).view(x.shape)
 
 
 Window = Sequence[int]  # of a convolution: strides, paddings and dilations, two each, and groups
@@ -386,6 +481,10 @@ _lines_of_agents(convolved_weights, 2, ())
 _lines_of_agents(product, 1, (1, 2))
 _lines_of_agents(product_back, 1, (1,))
 _lines_of_agents(product_weights, 2, ())
+_lines_of_agents(group_scaled, 1, (1, 2))
+_lines_of_agents(group_scaled_back, 4, (4,))
+_lines_of_agents(layer_scaled, 1, (1, 2))
+_lines_of_agents(layer_scaled_back, 4, (4,))
 _lines_of_agents(class_delta, 3, ())
 _lines_of_agents(all_inside, 1, ())
 _lines_of_agents(attended, 3, ())
