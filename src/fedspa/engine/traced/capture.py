@@ -47,7 +47,7 @@ def capture(
     if agents is not None:
         mapping = torch.func.vmap(mapping, in_dims=(0, 0, 0), randomness="different")
         arguments = pytree.tree_map(lambda leaf: leaf.expand(agents, *leaf.shape).clone(), arguments)
-    return _traced(model, mapping, modes, arguments)
+    return _traced(model, mapping, modes, arguments, layers)
 
 
 Loss = Callable[[list[Tensor], Tree, Tree], tuple[Tensor, Tensor]]
@@ -92,7 +92,9 @@ def _arguments(model: FlatModel, like: Examples, size: int) -> list[Any]:
     return [list(model.parts(theta).values()), *(moved(zero_examples(tree, size), theta.device) for tree in like)]
 
 
-def _traced(model: FlatModel, function: Callable[..., Any], modes: Modes, arguments: list[Any]) -> fx.GraphModule:
+def _traced(
+    model: FlatModel, function: Callable[..., Any], modes: Modes, arguments: list[Any], layers: bool
+) -> fx.GraphModule:
     """With all tensors of the arguments as arguments of its own, and those of the result as a list."""
     flat, spec = pytree.tree_flatten(arguments)
     with (
@@ -105,7 +107,9 @@ def _traced(model: FlatModel, function: Callable[..., Any], modes: Modes, argume
         torch.random.fork_rng(devices=[]),
     ):
         try:
-            return record(lambda *given: pytree.tree_leaves(function(*pytree.tree_unflatten(given, spec))), flat)
+            return record(
+                lambda *given: pytree.tree_leaves(function(*pytree.tree_unflatten(given, spec))), flat, in_order=layers
+            )
         except Exception as error:  # a user's forward may raise anything where it cannot be mapped
             raise Untraceable(_first_sentence(error)) from error
 
@@ -234,7 +238,7 @@ def _compiling() -> Iterator[None]:
 def _weights_as_they_lie() -> Iterator[None]:
     """On a GPU, recurrent layers lay their weights side by side for cuDNN, which mapped ones cannot be."""
     before = nn.RNNBase.flatten_parameters
-    nn.RNNBase.flatten_parameters = lambda _: None  # type: ignore[method-assign]
+    nn.RNNBase.flatten_parameters = lambda self: None  # type: ignore[method-assign]
     try:
         yield
     finally:
@@ -258,17 +262,22 @@ def _first_sentence(error: Exception) -> str:
 aten = torch.ops.aten
 
 
-def record(function: Callable[..., Sequence[Tensor]], given: Sequence[Tensor]) -> fx.GraphModule:
-    """(given) → list of tensors. Tensors that come from elsewhere are held as they are. Nodes know shapes and types."""
-    recorder = _Recorder(given)
+def record(
+    function: Callable[..., Sequence[Tensor]], given: Sequence[Tensor], *, in_order: bool = False
+) -> fx.GraphModule:
+    """(given) → list of tensors. Tensors that come from elsewhere are held as they are. Nodes know shapes and types.
+    `in_order` copies what an operation makes in another order than its dimensions': a GPU reads that slowly, and a sum
+    of a transposed tensor would hand its order on through all layers."""
+    recorder = _Recorder(given, in_order)
     with recorder:
         found = function(*given)
     return recorder.module(found)
 
 
 class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    def __init__(self, given: Sequence[Tensor]) -> None:
+    def __init__(self, given: Sequence[Tensor], in_order: bool) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
+        self._in_order = in_order
         self._graph, self._root = fx.Graph(), nn.Module()
         self._nodes: dict[int, fx.Node] = {}
         self._alive: list[Tensor] = []  # a tensor is known by its address, which another may have after it
@@ -282,6 +291,9 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         wanted = pytree.tree_map_only(Tensor, self._node, (args, kwargs))
         found = function(*args, **kwargs)
         made = self._graph.call_function(function, *wanted)
+        if self._in_order and isinstance(found, Tensor) and not (function.is_view or found.is_contiguous()):
+            found = found.contiguous()
+            made = self._graph.call_function(aten.clone.default, (made,), {"memory_format": torch.contiguous_format})
         if isinstance(found, Tensor):
             self._know(found, made)
         elif isinstance(found, tuple | list):

@@ -39,12 +39,12 @@ def convolved(x: Tensor, weight: Tensor, bias: Tensor | None, window: Sequence[i
     if last:
         x, weight = _channels_last(x), _turned(weight, ahead=True)
     positions = math.prod(shape.out)
-    bm, bn = _tiles(positions, outputs, agents)
-    bk = _inner(channels) if last else 32 if channels * math.prod(kernel) <= 32 else 16
+    bm, bn = _tiles(positions, outputs, agents, 128, channels)
+    bk = _inner(channels, bm * bn) if last else 32 if channels * math.prod(kernel) <= 32 else 16
     gpu_kernels.convolve[(math.ceil(lines * positions / bm), math.ceil(outputs / bn), agents)](
         *(x, weight, x if bias is None else bias.contiguous(), out, lines),
         **shape.sizes, BIAS=bias is not None, LAST=last, PRECISION=_precision(),
-        BM=bm, BN=bn, BK=bk, num_warps=8 if bm * bn > 8192 else 4, num_stages=4 if last else 3,
+        BM=bm, BN=bn, BK=bk, num_warps=8 if bm * bn > 8192 else 4, num_stages=4 if last and bk <= 32 else 3,
     )  # fmt: skip
     return out
 
@@ -59,11 +59,11 @@ def convolved_back(delta: Tensor, weight: Tensor, sides: Sequence[int], window: 
     if last:
         delta, weight = _channels_last(delta), _turned(weight, ahead=False)
     positions = math.prod(sides)
-    bm, bn = _tiles(positions, channels, agents, 128 if last else 64)
-    bk = _inner(outputs) if last else 32 if channels <= 16 else 16
+    bm, bn = _tiles(positions, channels, agents, 128 if last else 64, outputs)
+    bk = _inner(outputs, bm * bn) if last else 32 if channels <= 16 else 16
     gpu_kernels.convolve_back[(math.ceil(lines * positions / bm), math.ceil(channels / bn), agents)](
         *(delta, weight, back, lines), **shape.sizes, LAST=last, PRECISION=_precision(),
-        BM=bm, BN=bn, BK=bk, num_warps=8 if bm * bn > 8192 else 4, num_stages=4 if last else 3,
+        BM=bm, BN=bn, BK=bk, num_warps=8 if bm * bn > 8192 else 4, num_stages=4 if last and bk <= 32 else 3,
     )  # fmt: skip
     return back
 
@@ -221,19 +221,23 @@ class _Geometry:
         )
 
 
-def _tiles(positions: int, outputs: int, agents: int, most: int = 128) -> tuple[int, int]:
-    """Rows and columns of a tile: smaller ones where there would be fewer tiles than the GPU runs at a time."""
-    bm, bn = most, power(outputs, 16, 128)
+def _tiles(positions: int, outputs: int, agents: int, most: int, inner: int) -> tuple[int, int]:
+    """Rows and columns of a tile: smaller ones where there would be fewer tiles than the GPU runs at a time. Below 64,
+    wide layers lose more by reading each number several times."""
+    bm, bn, least = most, power(outputs, 16, 128), 64 if inner % 64 == 0 else 32
 
     def count() -> int:
         return math.ceil(_USUAL * positions / bm) * math.ceil(outputs / bn) * agents
 
-    while count() < _PROGRAMS and max(bm, bn) > 32:
+    while count() < _PROGRAMS and max(bm, bn) > least:
         bm, bn = (bm // 2, bn) if bm > bn else (bm, bn // 2)
     return bm, bn
 
 
-def _inner(channels: int) -> int:
+def _inner(channels: int, tile: int) -> int:
+    """Channels of a block."""
+    if channels % 64 == 0 and tile <= 4096:
+        return 64
     return 32 if channels % 32 == 0 else 16
 
 
@@ -272,12 +276,12 @@ def power(value: int, low: int, high: int) -> int:
     return min(high, max(low, 1 << max(0, value - 1).bit_length()))
 
 
-def _tile_of_gradients(outputs: int, inputs: int, inner: int) -> tuple[int, int, int]:
-    """Outputs, inputs and positions: by trials on an H200."""
-    if inner <= 64:  # all at once
-        return power(outputs, 16, 64), power(inputs, 32, 64), power(inner, 16, 64)
-    bo = power(outputs, 16, 128 if outputs == 128 else 64)
-    return bo, power(inputs, 32, 64), 64 if bo < 64 else 32 if outputs <= 64 else 16
+def _tile_of_gradients(outputs: int, inputs: int, inner: int) -> dict[str, int]:
+    """Outputs, inputs and positions of a tile, and how many loads are under way: by trials on an H200."""
+    bo, bj = power(outputs, 16, 64), power(inputs, 32, 32 if inner <= 16 else 64)
+    if inner <= 64:  # all positions at once
+        return {"BO": bo, "BJ": bj, "BQ": power(inner, 16, 64), "num_stages": 2 if inner > 32 else 3}
+    return {"BO": bo, "BJ": bj, "BQ": 64 if bo < 64 else 32, "num_stages": 3 if bo < 64 else 4}
 
 
 class Kernels:
@@ -321,8 +325,8 @@ class Kernels:
         elif operator is ops.convolved_weights_node and ops.has_kernel(rest[1]):
             shape, outputs = _Geometry(x.shape[1], x.shape[2:], delta.shape[1], *rest), delta.shape[1]
             inputs = part.size // outputs
-            bo, bj, bq = _tile_of_gradients(outputs, inputs, math.prod(shape.out))
-            programs = math.ceil(outputs / bo) * math.ceil(inputs / bj)
+            tile = _tile_of_gradients(outputs, inputs, math.prod(shape.out))
+            programs = math.ceil(outputs / tile["BO"]) * math.ceil(inputs / tile["BJ"])
             split = power(math.ceil(8 * _PROGRAMS / (programs * s.agents)), 1, 32)
             shifted = shape.as_wide
             gpu_kernels.cut_convolved[(programs, split, s.agents)](
@@ -330,7 +334,7 @@ class Kernels:
                 *(columns.of_number[:, part.first :] if s.masked else rows, columns.firsts),
                 *(s.width, columns.of_number.shape[1], at, rows.shape[1]),
                 **shape.sizes, SHIFTED=shifted, MASKED=s.masked, PRECISION=_precision(), SPLIT=split,
-                BO=bo, BJ=bj, BQ=bq, num_warps=4, num_stages=3,
+                **tile, num_warps=4,
             )  # fmt: skip
         else:  # a library's product and a cut of it are faster than a kernel that does both
             self.cut(columns, at, rows, ops.plain[operator](delta, x, *rest).flatten(1))

@@ -99,10 +99,13 @@ def trace(
 def _with_own_operations(graph: fx.Graph, generator: fx.Node) -> bool:
     """Operators in the place of which plain functions run; whether any draws."""
     draws = False
+    overwrites = any(str(node.target).split(".")[1:2] != [plain_name(node)] for node in graph.nodes if _of_torch(node))
     for node in graph.nodes:
         if node.op != "call_function":
             continue
-        if node.target in ops.plain:
+        if node.target is aten.clone.default and node.kwargs and not overwrites:
+            node.target = _in_order
+        elif node.target in ops.plain:
             node.target = ops.plain[node.target]
         elif node.target is aten.convolution_backward.default and tuple(node.args[-1]) == (False, True, False):
             node.target = ops.weights_of_groups
@@ -112,6 +115,16 @@ def _with_own_operations(graph: fx.Graph, generator: fx.Node) -> bool:
             named = {key: value for key, value in node.kwargs.items() if key in _KEPT}
             node.target, node.kwargs, draws = DRAWN[node.target], {**named, "generator": generator}, True
     return draws
+
+
+def _of_torch(node: fx.Node) -> bool:
+    return node.op == "call_function" and str(node.target).startswith("aten.")
+
+
+def _in_order(x: Tensor, *, memory_format: torch.memory_format = torch.contiguous_format) -> Tensor:
+    """A copy in the order of the dimensions, of what has another: where a program overwrites nothing, that is enough.
+    Kernels may lay out what they make in another way than the trace saw."""
+    return x.contiguous(memory_format=memory_format)
 
 
 # What runs in the place of an operation that draws. Without a generator, for `verify`, each gives what is drawn always.
