@@ -291,7 +291,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         wanted = pytree.tree_map_only(Tensor, self._node, (args, kwargs))
         found = function(*args, **kwargs)
         made = self._graph.call_function(function, *wanted)
-        if self._in_order and isinstance(found, Tensor) and not (function.is_view or found.is_contiguous()):
+        if self._in_order and isinstance(found, Tensor) and not (found.is_contiguous() or _keeps_order(function)):
             found = found.contiguous()
             made = self._graph.call_function(aten.clone.default, (made,), {"memory_format": torch.contiguous_format})
         if isinstance(found, Tensor):
@@ -325,6 +325,11 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._root.register_buffer(name, tensor.detach(), persistent=False)
             self._know(tensor, self._graph.get_attr(name))
         return self._nodes[id(tensor)]
+
+
+def _keeps_order(function: Any) -> bool:
+    """Whether what an operation makes stays as it lies: a view, and what a kernel of ours lays out for its reader."""
+    return function.is_view or function in ops.plain
 
 
 def for_any_size(few: fx.Graph, more: fx.Graph, sizes: tuple[int, int]) -> tuple[fx.Graph, dict[fx.Node, fx.Node]]:

@@ -17,8 +17,9 @@ from fedspa.errors import PrivacyError
 from fedspa.examples import Examples
 from fedspa.randomness.streams import Indices, Stream, derive_key, draw_batch
 
-# Bytes of per-example gradients and sums: of an agent, whose examples then come in smaller blocks, and of a stack.
-AGENT_BUDGET, STACK_BUDGET = 2 * 2**30, 6 * 2**30
+# Bytes of per-example gradients and sums: of an agent, whose examples then come in smaller blocks; and of a stack, or
+# that share of a GPU's memory where it is more.
+AGENT_BUDGET, STACK_BUDGET, STACK_SHARE = 2 * 2**30, 6 * 2**30, 1 / 8
 # An agent with more parameters fills a GPU by itself, and convolutions of several agents are slower than their turns.
 ALONE = 4_000_000
 # Local steps whose batches are drawn while the GPU is busy with those before: few, since it waits for the first.
@@ -40,6 +41,8 @@ class Rounds:
         self, trace: Callable[[int | None], Program], like: Examples, dimension: int, device: torch.device
     ) -> None:
         self._trace, self._like, self._dimension, self._device = trace, like, dimension, device
+        memory = torch.cuda.get_device_properties(device).total_memory if device.type == "cuda" else 0
+        self._budget = max(STACK_BUDGET, int(memory * STACK_SHARE))
         self._programs: dict[int | None, Program] = {}
         self._stacks: dict[Key, Stack] = {}
 
@@ -141,7 +144,7 @@ class Rounds:
         block = min(self._block(), max(_STEP, places))
         if self._dimension > ALONE:
             return 1
-        return max(1, min(STACK_BUDGET // self._bytes(block), LINES // block))
+        return max(1, min(self._budget // self._bytes(block), LINES // block))
 
     def _bytes(self, block: int) -> int:
         """Of an agent: θ, sums, its mask and the gradients of a block."""
