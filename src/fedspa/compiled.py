@@ -1,4 +1,4 @@
-"""The compiled library, where the install has or could build it: the native engine, masks and sums of updates.
+"""The compiled library, where the install has or could build it: the native engine, masks, decoding, sums of updates.
 
 Every caller has a way without it, which gives the same bits.
 """
@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-ABI = 12
+ABI = 13
 # Under this name on every platform and for every Python (setup.py).
 FILE = Path(__file__).parent / "engine" / "native" / "_native.so"
 
@@ -34,6 +34,8 @@ def library() -> ctypes.CDLL | None:
     loaded.fedspa_mask.argtypes = [c_void_p, c_int64, c_int64, c_void_p]
     loaded.fedspa_add_units.restype = None
     loaded.fedspa_add_units.argtypes = [c_void_p, c_void_p, c_int64, c_double, c_void_p]
+    loaded.fedspa_unpack.restype = c_int64
+    loaded.fedspa_unpack.argtypes = [c_void_p, c_int64, c_void_p, c_int64, c_int64, c_void_p]
     return loaded
 
 

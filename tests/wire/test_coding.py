@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from scipy import stats
@@ -59,9 +59,22 @@ def reference_unpack(body: bytes, scale: int, active: int) -> list[int]:
     return out
 
 
+@pytest.fixture(params=["library", "constriction"])
+def decoder(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each of the two decoders: one of them is what an install without a compiler has."""
+    if request.param == "constriction":
+        monkeypatch.setattr(coding.compiled, "library", lambda: None)
+    elif coding.compiled.library() is None:
+        pytest.skip("the compiled library was not built")
+
+
+fixed = settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+
+
+@pytest.mark.usefixtures("decoder")
 @given(st.lists(integers, min_size=1, max_size=60), st.integers(0, SCALES - 1))
-@settings(max_examples=200, deadline=None)
-def test_packed_integers_come_back_by_both_readers(numbers: list[int], scale: int) -> None:
+@fixed
+def test_packed_integers_come_back_by_every_reader(numbers: list[int], scale: int) -> None:
     body = coding.pack(np.array(numbers, dtype=np.int64), scale)
     fewest, most = coding.body_limits("int", len(numbers))
     assert fewest <= len(body) <= most
@@ -69,8 +82,9 @@ def test_packed_integers_come_back_by_both_readers(numbers: list[int], scale: in
     assert reference_unpack(body, scale, len(numbers)) == numbers
 
 
+@pytest.mark.usefixtures("decoder")
 @given(st.binary(max_size=40), st.integers(0, SCALES - 1), st.integers(1, 40))
-@settings(max_examples=400, deadline=None)
+@fixed
 def test_what_is_read_has_one_spelling(body: bytes, scale: int, active: int) -> None:
     try:
         numbers = coding.unpack(body, scale, active)
@@ -79,11 +93,26 @@ def test_what_is_read_has_one_spelling(body: bytes, scale: int, active: int) -> 
     assert coding.pack(numbers, scale) == body
 
 
+@pytest.mark.skipif(coding.compiled.library() is None, reason="the compiled library was not built")
+@given(st.binary(max_size=80), st.integers(0, SCALES - 1), st.integers(1, 60))
+@settings(max_examples=1000, deadline=None)
+def test_any_bytes_mean_the_same_to_both_decoders(body: bytes, scale: int, active: int) -> None:
+    compressed = np.frombuffer(body + bytes(-len(body) % 4), dtype="<u4").astype(np.uint32)
+    if len(compressed) and compressed[-1] == 0:
+        return  # `unpack` refuses these before
+    found, fault = coding._unpack_by_library(compressed, scale, active)
+    expected, expected_fault = coding._unpack_by_constriction(compressed, scale, active)
+    assert fault == expected_fault
+    if not fault:
+        assert found.tolist() == expected.tolist()
+
+
 def test_every_value_escaping_stays_within_the_limit() -> None:
     body = coding.pack(np.full(1000, 2**31 - 1, dtype=np.int64), SCALES - 1)
     assert len(body) <= coding.body_limits("int", 1000)[1]
 
 
+@pytest.mark.usefixtures("decoder")
 def test_escape_of_a_number_with_an_entry_is_refused() -> None:
     import constriction
 
@@ -98,6 +127,7 @@ def test_escape_of_a_number_with_an_entry_is_refused() -> None:
         coding.unpack(body, 20, 1)
 
 
+@pytest.mark.usefixtures("decoder")
 def test_longer_and_shorter_bodies_are_refused() -> None:
     numbers = np.random.default_rng(0).integers(-3, 4, 200)
     body = coding.pack(numbers, 20)

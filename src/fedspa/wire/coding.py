@@ -22,6 +22,7 @@ import constriction
 import numpy as np
 from numpy.typing import NDArray
 
+from fedspa import compiled
 from fedspa.errors import PayloadError
 from fedspa.randomness.mask import dither_domain, words
 
@@ -119,8 +120,30 @@ def unpack(body: bytes, scale: int, active: int) -> NDArray[np.int64]:
     if body.endswith(b"\0"):
         raise PayloadError("body", "the body ends in a zero byte; the coder never writes one")
     compressed = np.frombuffer(body + bytes(-len(body) % 4), dtype="<u4").astype(np.uint32)
-    coder = constriction.stream.stack.AnsCoder(compressed)
-    limit = radius(scale)
+    integers, fault = (_unpack_by_constriction if compiled.library() is None else _unpack_by_library)(
+        compressed, scale, active
+    )
+    if fault == _MORE:
+        raise PayloadError("body", f"the body holds more than {active} values")
+    if fault == _UNNEEDED_ESCAPE:
+        raise PayloadError("body", "an integer that has an entry in the table was sent as an escape")
+    return integers
+
+
+_MORE, _UNNEEDED_ESCAPE = 1, 2
+
+
+def _unpack_by_library(compressed: NDArray[np.uint32], scale: int, active: int) -> tuple[NDArray[np.int64], int]:
+    integers, starts = np.empty(active, dtype=np.int64), _starts(scale)
+    given, out = (compiled.address(each) for each in (compressed, integers))
+    fault = compiled.library().fedspa_unpack(  # type: ignore[union-attr]
+        given, len(compressed), compiled.address(starts), radius(scale), active, out
+    )
+    return integers, fault
+
+
+def _unpack_by_constriction(compressed: NDArray[np.uint32], scale: int, active: int) -> tuple[NDArray[np.int64], int]:
+    coder, limit = constriction.stream.stack.AnsCoder(compressed), radius(scale)
     symbols = coder.decode(entropy_model(scale), active)
     integers: NDArray[np.int64] = np.subtract(symbols, limit, dtype=np.int64)
     outside = np.flatnonzero(symbols == 2 * limit + 1)
@@ -128,11 +151,9 @@ def unpack(body: bytes, scale: int, active: int) -> NDArray[np.int64]:
         halves = coder.decode(constriction.stream.model.Uniform(1 << 16), 2 * len(outside)).astype(np.int64)
         escaped = (halves[0::2] << 16 | halves[1::2]) - INTEGER_LIMIT
         if np.any(np.abs(escaped) <= limit):
-            raise PayloadError("body", "an integer that has an entry in the table was sent as an escape")
+            return integers, _UNNEEDED_ESCAPE
         integers[outside] = escaped
-    if not coder.is_empty():
-        raise PayloadError("body", f"the body holds more than {active} values")
-    return integers
+    return integers, 0 if coder.num_words() == 0 else _MORE
 
 
 # The probability table of coding `int`: a Gaussian on the integers with a little weight everywhere, in whole numbers.
@@ -190,6 +211,12 @@ def _gaussian_weights(scale: int) -> list[int]:
         factor = factor * square >> 64
         weights.append(weight)
     return weights
+
+
+@lru_cache(maxsize=SCALES)
+def _starts(scale: int) -> NDArray[np.uint32]:
+    """Return the first of 2^24 places of each symbol, and 2^24 behind the last."""
+    return np.cumsum([0, *frequencies(scale)]).astype(np.uint32)
 
 
 @lru_cache(maxsize=SCALES)

@@ -8,7 +8,7 @@
 
 #include <stdint.h>
 
-#define FEDSPA_ABI 12
+#define FEDSPA_ABI 13
 
 enum { LAYER_CONV, LAYER_LINEAR, LAYER_MAXPOOL, LAYER_AVGPOOL, LAYER_RELU, LAYER_TANH, LAYER_FLATTEN };
 
@@ -93,5 +93,10 @@ int64_t fedspa_mask(const uint32_t *stream, int64_t dimension, int64_t active, i
 
 /* Adds values in whole numbers of `unit` to the sums at their coordinates, or, without these, to the first sums. */
 void fedspa_add_units(const float *values, const int64_t *coordinates, int64_t count, double unit, int64_t *sums);
+
+/* out: `active` whole numbers from `count` words of the coder (fedspa/wire/coding.py). `starts` has the first of 2^24
+ * places of each symbol, and 2^24 behind the last. 1 where the words hold more, 2 where a number needs no escape. */
+int64_t fedspa_unpack(const uint32_t *words, int64_t count, const uint32_t *starts, int64_t radius, int64_t active,
+                      int64_t *out);
 
 #endif
