@@ -61,10 +61,10 @@ def main() -> None:
               f"{row['peak_mib']:.0f} MiB, {row['kernels']} kernels, busy {row['busy_us']:.0f} µs")  # fmt: skip
         for kernel in row["longest"]:
             print(f"    {kernel['us']:9.1f} µs in {kernel['starts']:4.0f}  {kernel['name']}")
+        if arguments.out is not None:
+            arguments.out.write_text(json.dumps(document, indent=1) + "\n", "utf-8")
         gc.collect()
         torch.cuda.empty_cache()
-    if arguments.out is not None:
-        arguments.out.write_text(json.dumps(document, indent=1) + "\n", "utf-8")
 
 
 def measured(name: str, batch: int, records: int, kernels: int) -> dict[str, Any]:
