@@ -359,19 +359,21 @@ def recovery() -> str:
 
 
 def defaults() -> str:
-    """Mean score of each arm over the seeds, and how much of the tuned one the default reaches."""
+    """Mean score of each arm over the seeds; – where it was not measured."""
     result = kept("defaults")
+
+    def mean(part: str, epsilon: str) -> str:
+        scores = result["scores"].get(part)
+        return "–" if scores is None else f"{statistics.mean(scores[epsilon]):.3f}"
+
+    arms = ("default", "sums", "tuned")
     rows = []
-    for name, arms in result["scores"].items():
-        ceiling = f"{statistics.mean(arms['fedavg']['1']):.3f}"
-        cells = []
-        for epsilon in ("1", "3", "8"):
-            default, tuned = (statistics.mean(arms[arm][epsilon]) for arm in ("default", "tuned"))
-            cells.append(f"{default:.3f} / {tuned:.3f}")
-        rows.append([f"{name}, {result['tasks'][name]}", *cells, ceiling])
-    return origin(result["provenance"]) + markdown(
-        ["default / tuned", "ε = 1", "ε = 3", "ε = 8", "FedAvg, without privacy"], rows
-    )
+    for name, described in result["settings"]["tasks"].items():
+        if f"{name} default" in result["scores"]:
+            cells = [" / ".join(mean(f"{name} {arm}", epsilon) for arm in arms) for epsilon in ("1", "3", "8")]
+            rows.append([f"{name}, {described}", *cells, mean(f"{name} fedavg", "1")])
+    header = [" / ".join(arms), "ε = 1", "ε = 3", "ε = 8", "FedAvg, without privacy"]
+    return origin(result["provenance"]) + markdown(header, rows)
 
 
 def statistics_of_adult() -> str:
