@@ -5,8 +5,8 @@
 Each task names agents, ε and nothing else. `default` is that run; `sums` is the same under secure aggregation; `tuned`
 is `fedspa tune` of the first, whose search and held-out records are inside ε; `fedavg` is FedAvg at its defaults,
 without privacy. All are judged by the same test records. DIR has MNIST, adult/adult.csv and SST-2/{train,dev}.tsv;
-without them their tasks are left out. With `--out`, an arm of a task that was measured at this commit is not
-measured again.
+without them their tasks are left out. With `--out`, an arm of a task that was measured at this commit is not measured
+again.
 """
 
 from __future__ import annotations
