@@ -5,7 +5,7 @@
 
 Tasks: Adult (salary above 50,000, an MLP on the table's columns), SST-2 (the head of sst2.py), digits (an MLP) and
 MNIST (the small CNN); a task whose folder is not named is left out. Ten agents, all in every round, ε = 2 at δ = 10⁻⁵.
-For each optimiser, ten settings (five rates, two clip values) train once; the best on held-out training records is then
+For each optimiser, twelve settings (six rates, two clip values) train once; the best on held-out training records is then
 trained on fresh seeds and scored on the test records. What `--out` has from this commit is not measured again.
 """
 
@@ -29,9 +29,9 @@ from provenance import in_parts, stamp
 from statistics_coverage import SITES, config_of, prepare
 
 RATES = {
-    "sgd": (0.1, 0.3, 1.0, 3.0, 10.0),
-    "momentum": (0.01, 0.03, 0.1, 0.3, 1.0),
-    "adam": (0.0003, 0.001, 0.003, 0.01, 0.03),
+    "sgd": (0.03, 0.1, 0.3, 1.0, 3.0, 10.0),
+    "momentum": (0.003, 0.01, 0.03, 0.1, 0.3, 1.0),
+    "adam": (0.0003, 0.001, 0.003, 0.01, 0.03, 0.1),
 }
 CLIPS = (0.1, 1.0)
 TRIAL_SEED, FIRST_SEED, SEEDS = 3, 8000, 5
