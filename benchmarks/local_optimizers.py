@@ -5,8 +5,8 @@
 
 Tasks: Adult (salary above 50,000, an MLP on the table's columns), SST-2 (the head of sst2.py), digits (an MLP) and
 MNIST (the small CNN); a task whose folder is not named is left out. Ten agents, all in every round, ε = 2 at δ = 10⁻⁵.
-For each optimiser, twelve settings (six rates, two clip values) train once; the best on held-out training records is then
-trained on fresh seeds and scored on the test records. What `--out` has from this commit is not measured again.
+For each optimiser, twelve settings (six rates, two clip values) train once; the best on held-out training records is
+then trained on fresh seeds and scored on the test records. What `--out` has from this commit is not measured again.
 """
 
 from __future__ import annotations

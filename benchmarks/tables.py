@@ -415,11 +415,44 @@ def sst2() -> str:
             name,
             "–" if row["epsilon_worst_case"] is None else shown_digits(row["epsilon_worst_case"]),
             f"{row['dimension']:,}",
-            f"{100 * row['mean']:.1f} ± {100 * row['half_interval']:.1f}",
+            shown(row),
         ]
         for name, row in result["rows"].items()
     ]
     return origin(result["provenance"]) + markdown(["SST-2", "worst-case ε", "d", "accuracy, %"], rows)
+
+
+def local_optimizers() -> str:
+    """Accuracy of plain steps and Adam at the agents, tuned alike."""
+    result = kept("local-optimizers")
+    rows = []
+    for name in dict.fromkeys(part.split()[0] for part in result["runs"]):
+        found = [result["runs"][f"{name} {optimizer}"] for optimizer in ("sgd", "adam")]
+        rows.append(
+            [name, *(f"{shown(each)} (rate {each['local_lr']:g}, clip {each['clip_value']:g})" for each in found)]
+        )
+    return origin(result["provenance"]) + markdown(["accuracy, %", "plain steps", "Adam"], rows)
+
+
+def standardising() -> str:
+    """Adult by public ranges and by released statistics."""
+    result = kept("standardising")
+    arms: dict[str, dict[str, Any]] = {}
+    for part, found in result["runs"].items():
+        run, _, arm = part.rpartition(", ")
+        arms.setdefault(run, {})[arm] = found
+    names = next(iter(arms.values()))
+    rows = [
+        [run, *(f"{shown(each['accuracy'])} / {shown(each['auc'])}" for each in found.values())]
+        for run, found in arms.items()
+        if len(found) == len(names)
+    ]
+    return origin(result["provenance"]) + markdown(["accuracy, % / AUC, %", *names], rows)
+
+
+def shown(found: dict[str, Any]) -> str:
+    """Mean ± half of its 95 % confidence interval, in percent."""
+    return f"{100 * found['mean']:.1f} ± {100 * found['half_interval']:.1f}"
 
 
 def over_seeds(values: list[float]) -> str:
@@ -489,6 +522,8 @@ TABLES: dict[str, tuple[str, Callable[[], str]]] = {
     "defaults": ("docs/tuning.md", defaults),
     "statistics-adult": ("docs/statistics.md", statistics_of_adult),
     "sst2": ("docs/fine-tuning.md", sst2),
+    "local-optimizers": ("docs/tuning.md", local_optimizers),
+    "standardising": ("docs/statistics.md", standardising),
     "evaluation-adult": ("docs/statistics.md", evaluation_of_adult),
     "choosing-origin": ("docs/tuning.md", lambda: origin(kept("choosing")["provenance"])),
     "choosing-epsilon": ("docs/tuning.md", choosing("privacy.epsilon", "noise_multiplier")),
