@@ -2,16 +2,18 @@
 
     python benchmarks/defaults.py --data DIR --jobs 2 --out benchmarks/results/defaults.json
 
-Each task names agents, ε and nothing else. `default` is that run; `tuned` is `fedspa tune` of it, whose search and
-held-out records are inside ε; `fedavg` is FedAvg at its defaults, without privacy. All are judged by the same test
-records. DIR has MNIST, adult/adult.csv and SST-2/{train,dev}.tsv; without them their tasks are left out.
+Each task names agents, ε and nothing else. `default` is that run; `sums` is the same under secure aggregation; `tuned`
+is `fedspa tune` of the first, whose search and held-out records are inside ε; `fedavg` is FedAvg at its defaults,
+without privacy. All are judged by the same test records. DIR has MNIST, adult/adult.csv and SST-2/{train,dev}.tsv;
+without them their tasks are left out. With `--out`, an arm of a task that was measured at this commit is not measured
+again.
 """
 
 from __future__ import annotations
 
 import argparse
 import csv
-import json
+import functools
 import multiprocessing
 import os
 import statistics
@@ -19,7 +21,7 @@ import tempfile
 import warnings
 import zlib
 from collections.abc import Callable
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -29,15 +31,14 @@ import torch
 
 import fedspa
 from ending import ends_with_children
-from fedspa import durable
 from fedspa.data.dataset import Dataset
 from fedspa.data.datasets import load as load_data
-from provenance import stamp
+from provenance import in_parts, stamp
 from seeds import fresh
 
 Arrays = tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]
 EPSILONS = (1.0, 3.0, 8.0)
-ARMS = ("default", "tuned", "fedavg")
+ARMS = ("default", "sums", "fedavg", "tuned")  # the slowest last
 WORDS = 256
 
 
@@ -155,12 +156,12 @@ def data_of(name: str, folder: Path, seed: int) -> Dataset:
     return fedspa.from_arrays(x[train], y[train], x[test], y[test], name=name)
 
 
-def measure(name: str, epsilon: float, arm: str, seed: int, folder: Path) -> float:
+def measure(name: str, epsilon: float, arm: str, folder: Path, seed: int) -> float:
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     _, agents, model, metric = TASKS[name]
     with tempfile.TemporaryDirectory() as out:
-        config: dict[str, Any] = {
+        config: dict[str, dict[str, Any]] = {
             "federation": {"agents": agents},
             "model": {"name": model},
             "task": {"metric": metric, **({"name": "regression"} if metric == "r2" else {})},
@@ -168,6 +169,8 @@ def measure(name: str, epsilon: float, arm: str, seed: int, folder: Path) -> flo
             "run": {"seed": seed, "threads": 1, "out": f"{out}/run", "checkpoint_every": 1000},
         }
         data = data_of(name, folder, seed)
+        if arm == "sums":
+            config["algorithm"], config["privacy"]["adversary"] = {"mask": "shared"}, "secure-aggregation"
         if arm == "tuned":
             config["data"] = {"holdout": 0.2}
             return float(fedspa.tune(config, data=data, progress=False).summary["tuning"]["test"][metric])
@@ -180,38 +183,30 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", help=f"of {', '.join(TASKS)}")
     parser.add_argument("--data", type=Path, default=Path("data"))
-    parser.add_argument("--arms", nargs="+", choices=ARMS, default=ARMS)
+    parser.add_argument("--arms", nargs="+", choices=ARMS, default=list(ARMS))
     parser.add_argument("--seeds", type=int, default=3, help="how many")
     parser.add_argument("--first-seed", type=int, default=2000)
     parser.add_argument("--jobs", type=int, default=1, help="processes at a time")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     names = [name for name in options.names or TASKS if (options.data / NEEDS.get(name, "")).exists()]
-    wanted = [
-        (name, epsilon, arm, seed)
-        for name in names
-        for arm in sorted(options.arms, key="tuned".__ne__)
-        for epsilon in (EPSILONS if arm != "fedavg" else EPSILONS[:1])
-        for seed in fresh(options.first_seed, options.seeds)
-    ]
     os.environ |= {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}  # of the processes that are begun here
-    found: dict[str, dict[str, dict[str, list[float]]]] = {}
     with ProcessPoolExecutor(options.jobs, multiprocessing.get_context("spawn")) as pool:
-        begun = {pool.submit(measure, *job, options.data): job for job in wanted}
-        for number, future in enumerate(as_completed(begun), 1):
-            name, epsilon, arm, seed = begun[future]
-            score = future.result()
-            found.setdefault(name, {}).setdefault(arm, {}).setdefault(f"{epsilon:g}", []).append(score)
-            print(f"{number} of {len(begun)}: {name} {arm} ε = {epsilon:g}, seed {seed}: {score:.4f}", flush=True)
-    for name in names:
-        for arm, scores in found[name].items():
-            means = "  ".join(f"{epsilon}: {statistics.mean(values):.4f}" for epsilon, values in sorted(scores.items()))
-            print(f"{name:14} {arm:8} {TASKS[name][3]:9} {means}", flush=True)
-    if options.out is not None:
-        described = {name: f"{agents} agents, {model}, {metric}" for name, (_, agents, model, metric) in TASKS.items()}
-        ordered = {name: found[name] for name in names}
-        document = {"provenance": stamp(), "tasks": described, "scores": ordered}
-        durable.replace_text(options.out, json.dumps(document, indent=1) + "\n")
+
+        def measured(part: str) -> dict[str, Any]:
+            name, arm = part.split()
+            found = {}
+            for epsilon in EPSILONS if arm != "fedavg" else EPSILONS[:1]:
+                seeds = fresh(options.first_seed, options.seeds)
+                scores = list(pool.map(functools.partial(measure, name, epsilon, arm, options.data), seeds))
+                found[f"{epsilon:g}"] = scores
+                print(f"{name:14} {arm:8} ε = {epsilon:g}: {statistics.mean(scores):.4f}", flush=True)
+            return found
+
+        tasks = {name: f"{agents} agents, {model}, {metric}" for name, (_, agents, model, metric) in TASKS.items()}
+        settings = {"seeds": options.seeds, "first_seed": options.first_seed, "tasks": tasks}
+        parts = [f"{name} {arm}" for arm in options.arms for name in names]
+        in_parts("scores", parts, measured, settings, options.out, stamp)
 
 
 if __name__ == "__main__":

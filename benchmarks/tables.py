@@ -360,19 +360,21 @@ def recovery() -> str:
 
 
 def defaults() -> str:
-    """Mean score of each arm over the seeds, and how much of the tuned one the default reaches."""
+    """Mean score of each arm over the seeds; – where it was not measured."""
     result = kept("defaults")
+
+    def mean(part: str, epsilon: str) -> str:
+        scores = result["scores"].get(part)
+        return "–" if scores is None else f"{statistics.mean(scores[epsilon]):.3f}"
+
+    arms = ("default", "sums", "tuned")
     rows = []
-    for name, arms in result["scores"].items():
-        ceiling = f"{statistics.mean(arms['fedavg']['1']):.3f}"
-        cells = []
-        for epsilon in ("1", "3", "8"):
-            default, tuned = (statistics.mean(arms[arm][epsilon]) for arm in ("default", "tuned"))
-            cells.append(f"{default:.3f} / {tuned:.3f}")
-        rows.append([f"{name}, {result['tasks'][name]}", *cells, ceiling])
-    return origin(result["provenance"]) + markdown(
-        ["default / tuned", "ε = 1", "ε = 3", "ε = 8", "FedAvg, without privacy"], rows
-    )
+    for name, described in result["settings"]["tasks"].items():
+        if f"{name} default" in result["scores"]:
+            cells = [" / ".join(mean(f"{name} {arm}", epsilon) for arm in arms) for epsilon in ("1", "3", "8")]
+            rows.append([f"{name}, {described}", *cells, mean(f"{name} fedavg", "1")])
+    header = [" / ".join(arms), "ε = 1", "ε = 3", "ε = 8", "FedAvg, without privacy"]
+    return origin(result["provenance"]) + markdown(header, rows)
 
 
 def statistics_of_adult() -> str:
@@ -414,11 +416,44 @@ def sst2() -> str:
             name,
             "–" if row["epsilon_worst_case"] is None else shown_digits(row["epsilon_worst_case"]),
             f"{row['dimension']:,}",
-            f"{100 * row['mean']:.1f} ± {100 * row['half_interval']:.1f}",
+            shown(row),
         ]
         for name, row in result["rows"].items()
     ]
     return origin(result["provenance"]) + markdown(["SST-2", "worst-case ε", "d", "accuracy, %"], rows)
+
+
+def local_optimizers() -> str:
+    """Accuracy of plain steps and Adam at the agents, tuned alike."""
+    result = kept("local-optimizers")
+    rows = []
+    for name in dict.fromkeys(part.split()[0] for part in result["runs"]):
+        found = [result["runs"][f"{name} {optimizer}"] for optimizer in ("sgd", "adam")]
+        rows.append(
+            [name, *(f"{shown(each)} (rate {each['local_lr']:g}, clip {each['clip_value']:g})" for each in found)]
+        )
+    return origin(result["provenance"]) + markdown(["accuracy, %", "plain steps", "Adam"], rows)
+
+
+def standardising() -> str:
+    """Adult by public ranges and by released statistics."""
+    result = kept("standardising")
+    arms: dict[str, dict[str, Any]] = {}
+    for part, found in result["runs"].items():
+        run, _, arm = part.rpartition(", ")
+        arms.setdefault(run, {})[arm] = found
+    names = next(iter(arms.values()))
+    rows = [
+        [run, *(f"{shown(each['accuracy'])} / {shown(each['auc'])}" for each in found.values())]
+        for run, found in arms.items()
+        if len(found) == len(names)
+    ]
+    return origin(result["provenance"]) + markdown(["accuracy, % / AUC, %", *names], rows)
+
+
+def shown(found: dict[str, Any]) -> str:
+    """Mean ± half of its 95 % confidence interval, in percent."""
+    return f"{100 * found['mean']:.1f} ± {100 * found['half_interval']:.1f}"
 
 
 def over_seeds(values: list[float]) -> str:
@@ -488,6 +523,8 @@ TABLES: dict[str, tuple[str, Callable[[], str]]] = {
     "defaults": ("docs/tuning.md", defaults),
     "statistics-adult": ("docs/statistics.md", statistics_of_adult),
     "sst2": ("docs/fine-tuning.md", sst2),
+    "local-optimizers": ("docs/tuning.md", local_optimizers),
+    "standardising": ("docs/statistics.md", standardising),
     "evaluation-adult": ("docs/statistics.md", evaluation_of_adult),
     "choosing-origin": ("docs/tuning.md", lambda: origin(kept("choosing")["provenance"])),
     "choosing-epsilon": ("docs/tuning.md", choosing("privacy.epsilon", "noise_multiplier")),

@@ -97,6 +97,16 @@ def test_keys_of_the_quickstart_can_be_set():
     assert {"pair, replace-one"} == {check["name"] for check in answer["checks"] if check["name"].startswith("pair")}
 
 
+def test_an_audit_of_recovery_says_that_its_exchanges_are_not_attacked():
+    sums = ["privacy.adversary=secure-aggregation", "privacy.members=8", "algorithm.mask=shared"]
+    sums += ["algorithm.local_steps=1", "algorithm.batch=144"]
+    _, _, plain = of_config(None, sums, 300, 0)
+    mechanism, target, recovered = of_config(None, [*sums, "privacy.recovery=true"], 300, 0)
+    assert plain.notes == ()
+    (note,) = mechanism.audit(recovered, target).notes
+    assert "not on its exchanges" in note
+
+
 def test_a_configs_keys_can_be_set(tmp_path):
     """Of a mask by layers too: what is audited is the plan of the run."""
     path = tmp_path / "run.toml"

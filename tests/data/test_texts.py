@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from typer.testing import CliRunner
 
 import fedspa
+from fedspa.cli import app
 from fedspa.errors import ConfigError, DataError
 
 transformers = pytest.importorskip("transformers")
@@ -17,7 +20,7 @@ WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "good", "bad", "film"]
 
 def tokenizer(**changes: Any) -> Any:
     vocabulary = {word: number for number, word in enumerate(WORDS)}
-    return transformers.BertTokenizer(vocab=vocabulary, model_max_length=16, **changes)
+    return transformers.BertTokenizer(**{"vocab": vocabulary, "model_max_length": 16, **changes})
 
 
 def table(path: Path, rows: list[tuple[str, Any]], head: str = "text,label") -> Path:
@@ -140,3 +143,28 @@ def test_what_is_not_of_hugging_face_has_no_save_pretrained(tmp_path: Path) -> N
     result = fedspa.run(config | {"run": {"out": str(tmp_path / "run")}}, progress=False)
     with pytest.raises(ConfigError, match="the module is a Sequential, and only models of transformers and peft"):
         result.save_pretrained(tmp_path / "saved")
+
+
+@pytest.mark.slow
+def test_a_new_project_for_texts_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("peft")
+    folder = tmp_path / "study"
+    printed = CliRunner().invoke(app, ["new", str(folder), "--text"], catch_exceptions=False).output
+    assert "MODEL in my_texts.py" in printed
+    refused = CliRunner().invoke(app, ["new", str(tmp_path / "other"), "--text", "--flower"])
+    assert str(refused.exception) == "--flower and --text: give one of them"
+    sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8}
+    config = transformers.BertConfig(**sizes, vocab_size=len(WORDS), max_position_embeddings=128)
+    transformers.BertForSequenceClassification(config).save_pretrained(folder / "model")
+    tokenizer(model_max_length=128).save_pretrained(folder / "model")
+    script = folder / "my_texts.py"
+    script.write_text(script.read_text().replace('"distilbert-base-uncased"', 'str(HERE / "model")'))
+    (folder / "sites").mkdir()
+    for path in ("sites/north.csv", "sites/south.csv", "test.csv"):
+        table(folder / path, ROWS * 3)
+    monkeypatch.chdir(folder)
+    result = CliRunner().invoke(app, ["run", "config.toml", "--set", "federation.rounds=1", "--json"])
+    assert result.exception is None
+    summary = json.loads(result.stdout)
+    assert summary["agent_names"] == ["north", "south"]
+    assert summary["dimension"] == 2 * 8 * 8 + 2 * 8 + 2  # two factors B of rank 8, and the head

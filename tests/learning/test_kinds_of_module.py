@@ -48,6 +48,19 @@ def partly_quantised() -> nn.Module:
     return module
 
 
+class Int8(nn.Parameter):
+    """As torchao and bitsandbytes hold the weights of a frozen layer."""
+
+
+Int8.__module__ = "torchao.quantization"
+
+
+def frozen_in_int8() -> nn.Module:
+    module = nn.Sequential(nn.Flatten(), nn.Linear(16, 16), nn.Linear(16, 3))
+    module[1].requires_grad_(False).weight = Int8(module[1].weight.detach(), requires_grad=False)
+    return module
+
+
 class Labelled(nn.Linear):
     """A state that no file of tensors holds: the run would end in an error once it is trained."""
 
@@ -70,6 +83,7 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "data parallel": (lambda: nn.DataParallel(net()), "give `module.module`"),
     "sharded": (lambda: nn.Sequential(nn.Flatten(), Sharded(16, 3)), "not sharded"),
     "partly quantised": (partly_quantised, "before it was quantised"),
+    "frozen in int8": (frozen_in_int8, "frozen parts in bfloat16"),
     "sparse": (sparse, "to_dense"),
     "inference mode": (in_inference, "outside of it"),
     "state": (lambda: nn.Sequential(nn.Flatten(), Labelled(16, 3)), "outside of `get_extra_state`"),

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 import fedspa
 from fedspa.cli import app
 from fedspa.runs.config import load
-from fedspa.runs.defaults import FOLLOWING, WHY, chosen, noise_to_signal
+from fedspa.runs.defaults import FOLLOWING, WHY, chosen, noise_to_signal, rounds_with
 from fedspa.runs.sections import Tuning
 from fedspa.runs.setup import prepare
 from fedspa.tuning.suggest import suggest_for
@@ -52,7 +52,7 @@ def test_the_run_says_what_it_chose_and_why(tmp_path: Path) -> None:
     assert [key for key, *_ in chosen(config)] == config.run.chosen == sorted({*FOLLOWING} - {"algorithm.local_lr"})
     tried = config.model_copy(update={"tuning": Tuning(candidates=[{"algorithm.server_lr": 3.0}])})
     assert "algorithm.server_lr" not in [key for key, *_ in chosen(tried)]
-    assert {*FOLLOWING, "federation.agents"} == WHY.keys()
+    assert {*FOLLOWING, "federation.agents", "algorithm.server_options.beta1"} == WHY.keys()
 
 
 def test_what_is_set_stays_and_the_rate_follows_from_it() -> None:
@@ -67,6 +67,39 @@ def test_what_is_set_stays_and_the_rate_follows_from_it() -> None:
         assert (found.algorithm.ema, found.privacy.clip_value) == (0.0, 1.0)
         assert found.algorithm.server == asked.algorithm.server
         assert ("algorithm.batch" in found.run.chosen) == ("name" not in keys)
+
+
+@pytest.mark.parametrize(("epsilon", "expected"), [(0.5, 0.0), (8.0, 0.75)])
+def test_momentum_takes_sums_as_far_as_noise_lets_them(epsilon: float, expected: float, tmp_path: Path) -> None:
+    """One step in a round, of length 5 at most, is too short at little noise. Sums then do no worse than local runs."""
+    privacy = {"epsilon": epsilon, "delta": 1e-5, "noise": "seeded"}
+    sums = {"privacy": {**privacy, "adversary": "secure-aggregation"}, "algorithm": {"mask": "shared"}}
+    job = prepare(load(sums))
+    algorithm, plan = job.config.algorithm, job.plan
+    assert plan is not None
+    momentum = algorithm.server_options.beta1 if algorithm.server == "momentum" else 0.0
+    assert momentum == expected
+    assert ("algorithm.server_options.beta1" in job.config.run.chosen) == (expected > 0)
+    step = algorithm.local_lr * job.config.privacy.clip_value
+    assert step <= 5
+    ratio = noise_to_signal(plan.noise_multiplier, plan.dimension, plan.batch, 40 * 10, 1)
+    assert step * rounds_with(momentum, 40) == pytest.approx(min(10 / ratio, 500), rel=0.01)
+    found = [
+        fedspa.run({**each, "run": {"out": str(tmp_path / name)}}).summary["score_last"]
+        for name, each in (("sums", sums), ("local", {"privacy": privacy}))
+    ]
+    assert found[0] > found[1]
+
+
+def test_momentum_of_the_config_is_taken() -> None:
+    sums = {"privacy": {"epsilon": 8.0, "adversary": "secure-aggregation"}}
+    kept = prepare(load({**sums, "algorithm": {"mask": "shared", "server_options": {"beta1": 0.9}}})).config
+    assert (kept.algorithm.server, kept.algorithm.server_options.beta1) == ("momentum", 0.9)
+    plain = prepare(load({**sums, "algorithm": {"mask": "shared", "server": "average"}})).config.algorithm
+    assert (plain.server, plain.local_lr) == ("average", 5.0)
+    given = load({**sums, "algorithm": {"mask": "shared"}})
+    suggested = suggest_for(given).settings
+    assert suggested["algorithm.server_options.beta1"] == prepare(given).config.algorithm.server_options.beta1
 
 
 def test_rounds_and_cohort_follow_from_the_agents() -> None:

@@ -18,6 +18,7 @@ import fedspa
 from fedspa.agent.ledger.report import export
 from fedspa.cli import app
 from fedspa.errors import ConfigError
+from fedspa.runs.defaults import rounds_with
 from fedspa.runs.guarantee import statement
 from fedspa.runs.rundir import Stopped, Stopping
 from fedspa.tuning import proxy, search
@@ -102,7 +103,7 @@ def test_stopped_in_a_proxy_run_nothing_is_spent(tmp_path: Path) -> None:
 def test_without_proxy_runs_the_rates_of_the_rule_are_tried(tmp_path: Path) -> None:
     result = fedspa.tune(config(tmp_path / "run"), epsilon=2.0, share=0.5, public="none", data=made_up())
     rates = [trial["settings"]["algorithm.server_lr"] for trial in result.summary["tuning"]["trials"]]
-    assert [round(rate / rates[0], 2) for rate in rates] == [1.0, 3.0, 0.33, 9.0]
+    assert [rate / rates[0] for rate in rates] == pytest.approx([1, 3, 1 / 3, 9], rel=0.005)
     assert result.summary["tuning"]["proxy"]["found"] == []
 
 
@@ -150,8 +151,10 @@ def test_what_a_search_found_is_the_first_to_try_in_the_next(tmp_path: Path) -> 
     options: dict[str, Any] = {"share": 0.2, "public": "none", "data": made_up(), "study": tmp_path / "first"}
     second = fedspa.tune(longer, epsilon=2.0, **options).summary["tuning"]
     taken = second["trials"][0]["settings"]
-    # Twice the rounds, and steps of agents that are twice as long: as far by a quarter of the rate.
-    assert taken == {**found, "algorithm.server_lr": pytest.approx(found["algorithm.server_lr"] / 4, rel=0.01)}
+    # Twice the rounds, with momentum, and steps of agents that are twice as long.
+    beta = found["algorithm.server_options.beta1"]
+    shorter = rounds_with(beta, 12) / rounds_with(beta, 24) / 2
+    assert taken == {**found, "algorithm.server_lr": pytest.approx(found["algorithm.server_lr"] * shorter, rel=0.01)}
     assert second["proxy"]["study"]["guarantee"] == study["guarantee"]
 
 

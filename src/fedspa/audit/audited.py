@@ -28,6 +28,10 @@ if TYPE_CHECKING:
 
 FALSE_ALARM = 1e-4
 DRAWS = 5000
+RECOVERY = (
+    "privacy.recovery = true: the attacks are on sums over privacy.members agents, the fewest that recovery opens, and "
+    "not on its exchanges; docs/secagg.md has their proof, tests/secagg/test_recovery.py a server that cheats in them"
+)
 # The audit that is not of an algorithm by its own name: of its variant for sums.
 OTHERS = {"shares": "fedspa.audit.aggregation:SHARES"}
 T = TypeVar("T")
@@ -36,13 +40,14 @@ T = TypeVar("T")
 @dataclass(frozen=True, slots=True)
 class Setting:
     """`seed` decides the audit's data. `root` is where the mechanism's randomness comes from: the operating system,
-    unless the noise mode is `seeded`."""
+    unless the noise mode is `seeded`. `notes` say what is not attacked."""
 
     noise_mode: NoiseMode = "secure"
     engine: EngineName = "auto"
     draws: int = DRAWS
     seed: int = 0
     false_alarm: float = FALSE_ALARM
+    notes: tuple[str, ...] = ()
     root: bytes = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -90,7 +95,7 @@ class Audited(Generic[T]):
         seeded = (
             "seeded noise is a function of run.seed: an adversary who knows the seed can subtract it; not tested here"
         )
-        notes = (seeded,) if setting.noise_mode == "seeded" else ()
+        notes = (*setting.notes, *([seeded] if setting.noise_mode == "seeded" else []))
         questions = list(self.questions(setting, target))
         whole = sum(question.share for question in questions) or 1.0
         checks = (question.answer(setting.false_alarm * question.share / whole) for question in questions)
@@ -125,7 +130,8 @@ def of_config(path: Path | None, overrides: Sequence[str], draws: int, seed: int
     if reference is None:
         raise ConfigError(f"algorithm.name is {name!r}, which names no audit; its Algorithm must (`audit`)")
     audited = _referred(reference)
-    target, setting = audited.of_plan(plan), Setting(config.privacy.noise, config.run.engine, draws, seed)
+    target, notes = audited.of_plan(plan), (RECOVERY,) if config.privacy.recovery else ()
+    setting = Setting(config.privacy.noise, config.run.engine, draws, seed, notes=notes)
     if config.model.name == STATISTICS["model.name"]:
         audited = replace(audited, questions=partial(_with_part, audited.questions, plan.unit, config, options))
     return audited, target, setting

@@ -346,6 +346,7 @@ def _end(healthy: bool, line: str) -> None:
 FILES = {name: name for name in ("config.toml", "my_data.py", "my_model.py", "README.md")}
 FLOWER = {"flower.toml": "pyproject.toml", "my_data.py": "my_data.py", "my_model.py": "my_model.py"}
 FLOWER |= {"flower.md": "README.md"}
+TEXT = {"text.toml": "config.toml", "my_texts.py": "my_texts.py", "text.md": "README.md"}
 NewFolder = Annotated[Path, typer.Argument(help="A folder that does not exist yet, or is empty.")]
 _SIMULATE = "flwr run . --stream --federation-config 'num-supernodes=8 client-resources-num-cpus=1'"
 
@@ -358,6 +359,9 @@ def new(
         list[Path] | None,
         typer.Option(metavar="FILE", help="A CSV of each agent, as in --table sites/*.csv: write a config for them."),
     ] = None,
+    text: Annotated[
+        bool, typer.Option("--text", help="A classifier of texts, a CSV per site: LoRA on a Hugging Face model.")
+    ] = False,
 ) -> None:
     """Make a project: your own data function, model function and config, ready to run.
 
@@ -366,14 +370,15 @@ def new(
     With --table, a config and a README for the columns that the files' heads name. Ranges and categories are to be
     filled in by hand, from public knowledge: only names and kinds are read.
     """
+    given = [option for option, asked in (("--table", table), ("--flower", flower), ("--text", text)) if asked]
+    if len(given) > 1:
+        raise ConfigError(f"{' and '.join(given)}: give one of them")
     if table:
-        if flower:
-            raise ConfigError("--table and --flower: both given; fill in the table's config first")
         _new_for_tables([folder, *(more or ())], table)
         return
     if more:
         raise ConfigError(f"{more[0]}: one folder is made; with --table, name the tables after it")
-    files = FLOWER if flower else FILES
+    files = FLOWER if flower else TEXT if text else FILES
     name = re.sub(r"[^a-z0-9]+", "-", real_path(folder).name.lower()).strip("-") or "federation"
     with os_errors_as(ConfigError, str(folder), "name a folder that can be written"):
         if folder.exists() and any(folder.iterdir()):
@@ -381,6 +386,8 @@ def new(
         folder.mkdir(parents=True, exist_ok=True)
         fill(folder, files, {"name": name})
     command = _SIMULATE if flower else "fedspa run config.toml"
+    if text:
+        command = f"# sites/*.csv, test.csv, MODEL in my_texts.py: see README.md\n    {command}"
     print(f"Made {', '.join(files.values())} in {folder}. Now:\n\n    cd {folder}\n    {command}\n")
 
 

@@ -187,9 +187,11 @@ def _of_layer(name: str, layer: nn.Module) -> Iterator[tuple[str, str]]:
     kinds = [base.__module__ for base in type(layer).__mro__]
     if any(kind.startswith("torch.distributed.fsdp") for kind in kinds):
         yield "has its parameters in pieces, on several processes (FSDP)", "give a module that was not sharded"
-    if any(kind.startswith("torch.ao.nn.") and ".quantized." in kind for kind in kinds):
-        fix = "train the module from before it was quantised, and quantise what comes of it"
-        yield "is quantised: it has no gradient, and scales a batch's examples together", fix
+    packages = {type(values).__module__.partition(".")[0] for values in own}
+    by_torch = any(kind.startswith("torch.ao.nn.") and ".quantized." in kind for kind in kinds)
+    if by_torch or packages & {"torchao", "bitsandbytes"}:
+        fix = "train the module from before it was quantised, frozen parts in bfloat16, and quantise what comes of it"
+        yield "is quantised, and engines and model files take plain tensors only", fix
     elif any(not isinstance(value, Tensor) for value in _extra_state(layer)):
         fix = "keep it in an attribute, outside of `get_extra_state`"
         yield "has something in its state_dict that is no tensor, and a model's file holds numbers only", fix

@@ -206,4 +206,5 @@ def _reach(config: Config, plan: Plan) -> float:
         return rounds * algorithm.server_lr
     clip, p = config.privacy.clip_value, algorithm.compression if isinstance(algorithm.compression, float) else 1.0
     norm = clip if config.privacy.clip == "l2" else clip * math.sqrt(plan.active)
-    return walk_of(rounds, algorithm.local_steps, algorithm.local_lr, algorithm.server_lr, p, norm)
+    momentum = algorithm.server_options.beta1 if algorithm.server == "momentum" else 0.0
+    return walk_of(rounds, algorithm.local_steps, algorithm.local_lr, algorithm.server_lr, p, norm, momentum)

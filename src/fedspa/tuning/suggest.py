@@ -102,7 +102,7 @@ def _suggestion(config: Config, plan: Plan, smallest: str | None = None) -> Sugg
     uploads = federation.rounds * federation.per_round
     ratio = noise_to_signal(plan.noise_multiplier, plan.dimension, plan.batch, uploads, plan.local_steps)
     return Suggestion(
-        {key: values[key] for key in _SHOWN if values[key] is not None},
+        {key: values[key] for key in dict.fromkeys((*_SHOWN, *config.run.chosen)) if values[key] is not None},
         plan.dimension,
         plan.participations,
         plan.noise_multiplier,
