@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
-from fedspa.algorithms.cpsgd.accounting import BinomialEvent
+from fedspa.algorithms.cpsgd.plan import BinomialEvent
 from fedspa.privacy.accounting import compose_releases
 
 _LARGEST_STEP_DELTA = 0.1

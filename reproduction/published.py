@@ -7,9 +7,9 @@ import math
 from pathlib import Path
 
 from fedspa.agent.ledger.report import export
-from fedspa.algorithms.cpsgd.accounting import BinomialEvent
+from fedspa.algorithms.cpsgd.plan import BinomialEvent
 from fedspa.mechanisms import event_of
-from fedspa.mechanisms.gaussian.event import GaussianEvent
+from fedspa.mechanisms.gaussian.plan import GaussianEvent
 from reproduction import cpsgd_theorem, theorem1
 
 

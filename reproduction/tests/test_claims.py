@@ -17,7 +17,7 @@ from fedspa.data.partition import schedule
 from fedspa.engine.per_example import PerExampleEngine
 from fedspa.learning import models
 from fedspa.mechanisms.clipping import clip_rows
-from fedspa.mechanisms.gaussian.event import GaussianEvent
+from fedspa.mechanisms.gaussian.plan import GaussianEvent
 from fedspa.privacy.accounting import epsilon
 from fedspa.randomness.mask import scale
 from fedspa.server.optimizers import ServerOptimizer

@@ -22,9 +22,8 @@ from fedspa.learning.tasks.named import kind_of
 from fedspa.report.card import card
 from fedspa.runs import rebuild
 from fedspa.runs.guarantee import shown_bytes, statement
-from fedspa.runs.metrics import RoundMetrics, label, shown_score
 from fedspa.runs.rebuild import path_of, require_its_own
-from fedspa.runs.rundir import read_metrics
+from fedspa.runs.rundir import RoundMetrics, label, read_metrics, shown_score
 
 _AT_ONCE = 256  # examples in a forward pass
 

@@ -23,7 +23,7 @@ from fedspa.agent.ledger.ledger import Ledger
 from fedspa.agent.ledger.report import export, verify
 from fedspa.agent.ledger.storage import GENESIS, Anchor, _anchor_file
 from fedspa.errors import BudgetError, LedgerError
-from fedspa.mechanisms.gaussian.event import GaussianEvent
+from fedspa.mechanisms.gaussian.plan import GaussianEvent
 from fedspa.privacy import accounting, filter
 from fedspa.privacy.budget import FirstPlan, Limit, PrivacyBudget, Total, exceeded_limit
 from fedspa.privacy.event import Event, Neighbours

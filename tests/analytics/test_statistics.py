@@ -27,7 +27,7 @@ from fedspa.data.columns import checked
 from fedspa.errors import ConfigError, FedspaError
 from fedspa.learning.options import Options
 from fedspa.learning.tasks.totals import Layout
-from fedspa.mechanisms.gaussian.event import GaussianEvent
+from fedspa.mechanisms.gaussian.plan import GaussianEvent
 from fedspa.runs.config import STATISTICS, Config, to_toml
 
 COLUMNS = {

@@ -14,7 +14,7 @@ from fedspa import mechanisms, registry
 from fedspa.cli import app
 from fedspa.errors import PrivacyError
 from fedspa.mechanisms import event_of
-from fedspa.mechanisms.gaussian.event import GaussianEvent
+from fedspa.mechanisms.gaussian.plan import GaussianEvent
 from fedspa.runs.config import load
 from fedspa.runs.rundir import resume_command
 

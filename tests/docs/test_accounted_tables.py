@@ -8,8 +8,7 @@ from dataclasses import replace
 
 from pages import section
 
-from fedspa.algorithms.cpsgd.accounting import BinomialEvent
-from fedspa.algorithms.cpsgd.plan import trials_for_compression
+from fedspa.algorithms.cpsgd.plan import BinomialEvent, trials_for_compression
 from fedspa.mechanisms.base import Cohort, PlanRequest
 from fedspa.mechanisms.discrete_gaussian.plan import FINE, SIGMA, calibrated, stretch
 from fedspa.mechanisms.gaussian.plan import noise_multiplier

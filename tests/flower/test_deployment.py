@@ -24,7 +24,7 @@ from safetensors.torch import load_file
 
 from fedspa.agent.ledger.ledger import Ledger
 from fedspa.agent.ledger.report import verify
-from fedspa.flower.credentials import make_node_key
+from fedspa.flower.folders import make_node_key
 
 HOSPITAL = Path(__file__).parents[2] / "examples/hospital"
 ROUNDS = 4

@@ -12,7 +12,7 @@ from pathlib import Path
 import fedspa
 from fedspa.agent.ledger.ledger import Ledger
 from fedspa.flower import terms
-from fedspa.mechanisms.gaussian.event import GaussianEvent
+from fedspa.mechanisms.gaussian.plan import GaussianEvent
 from fedspa.privacy import accounting
 from fedspa.privacy.filter import least_epsilon
 from fedspa.randomness.mask import active_coordinates

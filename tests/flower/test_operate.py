@@ -19,7 +19,7 @@ import numpy as np
 from fedspa.agent.ledger.ledger import Ledger
 from fedspa.agent.participate import Refusal
 from fedspa.flower import client_app, folders, logs, monitor
-from fedspa.mechanisms.gaussian.event import GaussianEvent
+from fedspa.mechanisms.gaussian.plan import GaussianEvent
 
 from .local_grid import POLICY
 

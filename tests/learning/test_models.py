@@ -7,9 +7,8 @@ from torch import nn
 
 from fedspa.errors import ConfigError
 from fedspa.examples import blank
-from fedspa.learning.fit import require_fit
 from fedspa.learning.flat import FlatModel
-from fedspa.learning.models import NAMES, build
+from fedspa.learning.models import NAMES, build, require_fit
 from fedspa.learning.tasks import Classification
 
 MNIST, CIFAR, DIGITS = (1, 28, 28), (3, 32, 32), (1, 8, 8)

@@ -15,8 +15,8 @@ from fedspa.engine.per_example import PerExampleEngine, float64_reference
 from fedspa.engine.traced import TracedEngine
 from fedspa.errors import ConfigError, DataError
 from fedspa.examples import Examples, Tree, in_float64, moved, taken, zero_examples
-from fedspa.learning.fit import require_fit, require_known
 from fedspa.learning.flat import FlatModel
+from fedspa.learning.models import require_fit, require_known
 from fedspa.learning.options import OPTIONS, Options
 from fedspa.learning.tasks import (
     Binary,

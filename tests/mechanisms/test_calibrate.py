@@ -10,8 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedspa.errors import PrivacyError
-from fedspa.mechanisms.gaussian.event import GaussianEvent
-from fedspa.mechanisms.gaussian.plan import _index, _noise, compare, noise_multiplier
+from fedspa.mechanisms.gaussian.plan import GaussianEvent, _index, _noise, compare, noise_multiplier
 from fedspa.privacy import accounting
 from fedspa.privacy.budget import FirstPlan, PrivacyBudget, admits, participations_within
 

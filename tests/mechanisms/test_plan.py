@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 from sample_plans import GAUSSIAN_PLAN
 
 from fedspa.errors import PrivacyError
-from fedspa.mechanisms.gaussian.event import GaussianEvent
-from fedspa.mechanisms.gaussian.plan import QUANTILE_NOISE_FACTOR
+from fedspa.mechanisms.gaussian.plan import QUANTILE_NOISE_FACTOR, GaussianEvent
 
 PLAN = GAUSSIAN_PLAN
 

@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 
 from fedspa.mechanisms.gaussian import exact
-from fedspa.mechanisms.gaussian.event import RADIUS_BITS, TAIL, GaussianEvent, truncation_delta
-from fedspa.mechanisms.gaussian.plan import noise_multiplier
+from fedspa.mechanisms.gaussian.plan import RADIUS_BITS, TAIL, GaussianEvent, noise_multiplier, truncation_delta
 from fedspa.privacy import accounting, filter
 from fedspa.privacy.event import Neighbours, Sampling
 from fedspa.randomness.streams import Stream

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedspa.errors import PrivacyError
-from fedspa.mechanisms.gaussian.event import GaussianEvent, truncation_delta
+from fedspa.mechanisms.gaussian.plan import GaussianEvent, truncation_delta
 from fedspa.privacy.accounting import epsilon, gaussian_epsilon
 
 RELATION = {

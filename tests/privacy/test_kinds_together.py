@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from fedspa.algorithms.cpsgd.accounting import BinomialEvent
+from fedspa.algorithms.cpsgd.plan import BinomialEvent
 from fedspa.mechanisms.discrete_gaussian.plan import FINE, SIGMA, DiscreteGaussianEvent
-from fedspa.mechanisms.gaussian.event import GaussianEvent
+from fedspa.mechanisms.gaussian.plan import GaussianEvent
 from fedspa.privacy.accounting import epsilon
 from fedspa.privacy.event import Event
 

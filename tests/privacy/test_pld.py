@@ -9,8 +9,18 @@ import pytest
 from scipy import special
 
 from fedspa.privacy.accounting import gaussian_epsilon
-from fedspa.privacy.pld import DominatingPair, LossMass, composed_epsilon, composed_mass, normal_mass, split
-from fedspa.privacy.subsampling import Added, FixedSize, Removed, Replaced
+from fedspa.privacy.pld import (
+    Added,
+    DominatingPair,
+    FixedSize,
+    LossMass,
+    Removed,
+    Replaced,
+    composed_epsilon,
+    composed_mass,
+    normal_mass,
+    split,
+)
 
 
 @pytest.mark.parametrize(

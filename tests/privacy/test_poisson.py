@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 from dp_accounting.pld import privacy_loss_mechanism as dp_loss
 
-from fedspa.privacy.pld import LossMass
-from fedspa.privacy.subsampling import Added, Removed, Replaced, mixture_log_ratio, mixture_loss
+from fedspa.privacy.pld import Added, LossMass, Removed, Replaced, mixture_log_ratio, mixture_loss
 
 KINDS = [
     (Removed, dp_loss.AdjacencyType.REMOVE),

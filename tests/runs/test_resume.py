@@ -26,8 +26,7 @@ from fedspa.runs import local, setup
 from fedspa.runs.checkpoint import CheckpointError
 from fedspa.runs.config import Config, calibrated_plan, load
 from fedspa.runs.loop import RunState
-from fedspa.runs.metrics import RoundMetrics
-from fedspa.runs.rundir import Stopped
+from fedspa.runs.rundir import RoundMetrics, Stopped
 
 
 def stop_after(config: dict[str, Any], rounds: int) -> None:

@@ -55,7 +55,7 @@ def new_site(
     Example: fedspa site new north --superlink server.example:8443
     """
     from fedspa.agent.ledger.ledger import Ledger
-    from fedspa.flower import credentials, folders
+    from fedspa.flower import folders
 
     name = real_path(folder).name if agent is None else agent
     if not 0 < len(name) <= 200:
@@ -65,14 +65,14 @@ def new_site(
             raise ConfigError(f"{option} is {value!r}; give a text without quotes, backslashes and control characters")
     folders.require_address("--superlink", superlink)
     if certificate is not None:
-        credentials.read_certificate(certificate)
+        folders.read_certificate(certificate)
     names = {"site.toml": folders.SITE, "site_policy.toml": "policy.toml", "site_README.md": "README.md"}
     values = {"agent": name, "data": data, "classes": str(classes), "superlink": superlink, "port": str(port)}
     with os_errors_as(ConfigError, str(folder), "name a folder that can be written"):
         folders.make(folder)
         fill(folder, names, values)
         (folder / "apps.sha256").write_text("# Digests of the apps that were reviewed here; see `fedspa site pin`.\n")
-        credentials.make_node_key(folder / "node.key")
+        folders.make_node_key(folder / "node.key")
         (folder / "ledger").mkdir()
         if certificate is not None:
             shutil.copyfile(certificate, folder / "ca.crt")
@@ -227,7 +227,7 @@ def new_server(
 
     Example: fedspa server new server --name server.example
     """
-    from fedspa.flower import credentials, folders
+    from fedspa.flower import folders
 
     for option, value in (("--name", name), ("--host", host)):
         if not folders.is_host(value):
@@ -236,7 +236,7 @@ def new_server(
         folders.make(folder)
         values = {"name": name, "host": host, "port": str(port)}
         fill(folder, {"server.toml": folders.SERVER, "server_README.md": "README.md"}, values)
-        credentials.make_certificate(folder, name)
+        folders.make_certificate(folder, name)
         for part in ("nodes", "runs"):
             (folder / part).mkdir()
     print(f"Created the server {name} in {folder}. Its README.md lists the next steps; then:\n")

@@ -17,7 +17,7 @@ from fedspa.errors import ConfigError
 
 if TYPE_CHECKING:
     from fedspa.runs.config import Config
-    from fedspa.runs.metrics import RoundMetrics
+    from fedspa.runs.rundir import RoundMetrics
 
 State = Literal["running", "finished", "stopped", "failed", "killed"]
 
@@ -84,7 +84,7 @@ class RoundPrinter:
 
 def format_round(config: Config, metrics: RoundMetrics) -> str:
     from fedspa.runs.guarantee import shown, shown_bytes
-    from fedspa.runs.metrics import label, shown_score
+    from fedspa.runs.rundir import label, shown_score
 
     spent = "" if metrics.epsilon is None else f", ε {shown(metrics.epsilon)} ({terms(config, metrics)})"
     score = f"{label(metrics.headline)} {shown_score(metrics.headline, metrics.score)}"

@@ -22,16 +22,19 @@ from numpy.typing import NDArray
 from pydantic import Field, ValidationError, model_validator
 
 from fedspa.agent.ledger.ledger import Ledger
-from fedspa.agent.member import Member, Question, answer_exchange, simulated_keys
 from fedspa.agent.participate import (
+    Member,
+    Question,
     Refusal,
     Request,
     agent_name,
+    answer_exchange,
     encode_answer,
     participate_once,
     pay,
     release,
     respond,
+    simulated_keys,
 )
 from fedspa.agent.policy import Policy
 from fedspa.algorithms import Agent
@@ -59,10 +62,9 @@ from fedspa.learning.tasks.totals import Totals
 from fedspa.privacy.event import Sampling, Unit
 from fedspa.randomness.streams import Stream, derive_key, root_key
 from fedspa.runs.config import Config
-from fedspa.runs.records import holdings_of, names_of, records_of, trained_on, with_own_agents
 from fedspa.runs.sections import Data, Section
 from fedspa.runs.sections import Task as TaskSection
-from fedspa.runs.setup import task_of, with_targets
+from fedspa.runs.setup import holdings_of, names_of, records_of, task_of, trained_on, with_own_agents, with_targets
 from fedspa.secagg.keys import Roster, SecretKey
 from fedspa.secagg.recovery import Progress, answer, survivors_in
 from fedspa.secagg.session import Session

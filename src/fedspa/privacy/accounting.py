@@ -105,8 +105,7 @@ def gaussian_epsilon(shift: float, delta: float) -> float:
 
 
 def _pld_epsilon(steps: Mapping[Step, int], delta: float, neighbours: Neighbours) -> float:
-    from fedspa.privacy.pld import DominatingPair, composed_epsilon
-    from fedspa.privacy.subsampling import Removed
+    from fedspa.privacy.pld import DominatingPair, Removed, composed_epsilon
 
     # Any number of plain Gaussians is one Gaussian.
     shifts = {step: step.gaussian_shift(neighbours) for step in steps}

@@ -15,7 +15,7 @@ from scipy import stats
 from scripted import Scripted, stream
 
 from fedspa.algorithms.cpsgd import respond as module
-from fedspa.algorithms.cpsgd.accounting import BinomialEvent
+from fedspa.algorithms.cpsgd.plan import BinomialEvent
 from fedspa.algorithms.cpsgd.respond import binomial
 from fedspa.errors import PrivacyError
 from fedspa.privacy import accounting

@@ -11,7 +11,7 @@ from small_runs import ALGORITHMS, small
 
 import fedspa
 from fedspa.agent.ledger.ledger import Ledger
-from fedspa.algorithms.cpsgd.accounting import BinomialEvent
+from fedspa.algorithms.cpsgd.plan import BinomialEvent
 from fedspa.errors import PrivacyError
 from fedspa.privacy.budget import worst_case_total
 from fedspa.report.record import promise, read

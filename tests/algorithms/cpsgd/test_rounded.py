@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from scipy import stats
 
-from fedspa.algorithms.cpsgd.accounting import BinomialEvent, RoundedStep, rounded_step
-from fedspa.mechanisms.gaussian.event import GaussianEvent
+from fedspa.algorithms.cpsgd.plan import BinomialEvent, RoundedStep, rounded_step
+from fedspa.mechanisms.gaussian.plan import GaussianEvent
 from fedspa.privacy.accounting import epsilon as total_epsilon
 from fedspa.privacy.event import Event
 from fedspa.privacy.pld import LossMass, composed_mass

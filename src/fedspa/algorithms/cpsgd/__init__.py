@@ -14,8 +14,7 @@ from typing import Annotated
 from pydantic import BaseModel, ConfigDict, Field
 
 from fedspa.algorithms.algorithm import Algorithm, Imported, for_sums
-from fedspa.algorithms.cpsgd.accounting import MOST_TRIALS
-from fedspa.algorithms.cpsgd.plan import BINOMIAL
+from fedspa.algorithms.cpsgd.plan import BINOMIAL, MOST_TRIALS
 
 
 class CpsgdOptions(BaseModel):

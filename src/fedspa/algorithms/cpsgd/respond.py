@@ -22,8 +22,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedspa.algorithms.base import Agent, Answer, IntegerUpdate, Terms, made_ahead
-from fedspa.algorithms.cpsgd.accounting import FAR, MOST_TRIALS
-from fedspa.algorithms.cpsgd.plan import BinomialPlan, reach
+from fedspa.algorithms.cpsgd.plan import FAR, MOST_TRIALS, BinomialPlan, reach
 from fedspa.engine.local import Engine, SlotAssignment, seeded
 from fedspa.errors import PayloadError, PrivacyError
 from fedspa.examples import moved

@@ -15,8 +15,7 @@ from fedspa.errors import ConfigError, DataError, did_you_mean
 from fedspa.examples import Tree, layout
 from fedspa.learning.options import Options
 from fedspa.learning.tasks.base import CustomLoss, Loss, Metric, ModuleLoss, Task
-from fedspa.learning.tasks.outputs import Binary, Classification, MultiLabel, Regression
-from fedspa.learning.tasks.tokens import NextToken, TokenClassification
+from fedspa.learning.tasks.outputs import Binary, Classification, MultiLabel, NextToken, Regression, TokenClassification
 from fedspa.learning.tasks.totals import Totals, layout_of
 
 

@@ -20,8 +20,7 @@ from fedspa.data.columns import Category, Flag, Number, Schema
 from fedspa.errors import ConfigError, did_you_mean
 from fedspa.examples import Tree
 from fedspa.learning.options import Options
-from fedspa.learning.tasks.base import Task
-from fedspa.learning.tasks.measures import Measure, NoScores
+from fedspa.learning.tasks.base import Measure, NoScores, Task
 
 Kind = Literal["count", "categories", "histogram", "moments"]
 MOST_STATISTICS = 1_000_000
