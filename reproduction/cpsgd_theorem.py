@@ -9,8 +9,8 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
-from fedspa.algorithms.cpsgd.plan import BinomialEvent
 from fedspa.privacy.accounting import compose_releases
+from reproduction.cpsgd.plan import BinomialEvent
 
 _LARGEST_STEP_DELTA = 0.1
 _SLACK = 1 + 1e-9

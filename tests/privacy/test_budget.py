@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedspa.algorithms.cpsgd.plan import BinomialEvent
 from fedspa.errors import PrivacyError
 from fedspa.mechanisms.gaussian.plan import GaussianEvent
 from fedspa.privacy import accounting, filter
@@ -25,6 +24,7 @@ from fedspa.privacy.budget import (
     total,
 )
 from fedspa.privacy.event import Event, Neighbours
+from reproduction.cpsgd.plan import BinomialEvent
 
 POISSON, FIXED = (GaussianEvent(sampling, 10, 600, 3, 2.0) for sampling in ("poisson", "fixed"))
 ROUNDED = BinomialEvent(10, 600, 1, 100, 2, 10_000)

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from fedspa.algorithms.cpsgd.plan import BinomialEvent
 from fedspa.mechanisms.discrete_gaussian.plan import FINE, SIGMA, DiscreteGaussianEvent
 from fedspa.mechanisms.gaussian.plan import GaussianEvent
 from fedspa.privacy.accounting import epsilon
 from fedspa.privacy.event import Event
+from reproduction.cpsgd.plan import BinomialEvent
 
 Law = np.ndarray  # masses
 POINTS = np.linspace(-14.0, 20.0, 6001)

@@ -11,7 +11,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedspa.algorithms.cpsgd.plan import BinomialEvent
 from fedspa.errors import PrivacyError
 from fedspa.mechanisms import event_of
 from fedspa.mechanisms.discrete_gaussian.plan import DiscreteGaussianEvent
@@ -19,6 +18,7 @@ from fedspa.mechanisms.gaussian.plan import GaussianEvent
 from fedspa.privacy import accounting
 from fedspa.privacy.budget import FirstPlan, PrivacyBudget, Total, admits, exceeded_limit, total, worst_case_total
 from fedspa.privacy.event import Event
+from reproduction.cpsgd.plan import BinomialEvent
 
 LOCAL = BinomialEvent(10, 600, 1, 100, 2, 400)
 SUMMED = replace(LOCAL, members=10, colluders=2)

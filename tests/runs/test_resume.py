@@ -16,7 +16,6 @@ from tiny_files import mnist
 import fedspa
 from fedspa.agent.ledger.ledger import Ledger
 from fedspa.agent.policy import PolicyRefusal
-from fedspa.algorithms.cpsgd.plan import BinomialPlan
 from fedspa.errors import LedgerError
 from fedspa.mechanisms import Plan
 from fedspa.privacy.event import Unit
@@ -27,6 +26,7 @@ from fedspa.runs.checkpoint import CheckpointError
 from fedspa.runs.config import Config, calibrated_plan, load
 from fedspa.runs.loop import RunState
 from fedspa.runs.rundir import RoundMetrics, Stopped
+from reproduction.cpsgd.plan import BinomialPlan
 
 
 def stop_after(config: dict[str, Any], rounds: int) -> None:
