@@ -111,18 +111,17 @@ def terms(config: Config, metrics: RoundMetrics) -> str:
     """Return what the ε of a round is relative to."""
     from fedspa.mechanisms.base import relation
     from fedspa.privacy.budget import AGAINST_ALL, shown
-    from fedspa.runs.config import algorithm_of, cohort_of
+    from fedspa.privacy.event import PLD
+    from fedspa.runs.config import cohort_of
     from fedspa.runs.guarantee import observer
 
     privacy = config.privacy
-    mechanism = algorithm_of(config).mechanism
-    accountant = "pld" if mechanism is None else mechanism.accountant
     caveat = "" if metrics.private else "NOT PRIVATE, "
     if privacy.noise == "seeded":
         caveat = "NOT PRIVATE: SEEDED NOISE, "
     neighbours = relation(privacy.neighbours, privacy.sampling)
     unit = "record" if config.data.person is None else "person"
-    of = f"{caveat}for each {unit}, δ = {privacy.delta:g}, {neighbours}, {privacy.sampling} sampling, {accountant}"
+    of = f"{caveat}for each {unit}, δ = {privacy.delta:g}, {neighbours}, {privacy.sampling} sampling, {PLD}"
     cohort = cohort_of(config)
     if cohort is None:
         return of

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, TypeVar, cast
 from fedspa.errors import PrivacyError
 from fedspa.privacy.event import (
     MOST,
-    PLD,
     Event,
     Limits,
     Neighbours,
@@ -295,11 +294,6 @@ class Mechanism:
         """The kind of its events in ledgers."""
         kind: type[Event] = self.plan.event_type
         return kind
-
-    @property
-    def accountant(self) -> str:
-        """The name of the accountant of its events: that of loss distributions, where they have one."""
-        return self.event.kind if self.event.step is None else PLD
 
     @property
     def announced(self) -> dict[str, tuple[Any, Limits | None]]:

@@ -1,8 +1,7 @@
 """What one participation does to an agent's records, and what accountants may make of it, whatever the mechanism.
 
 An event is the unit that ledgers store and accountants compose. Each mechanism has its own kind (`mechanisms`), and
-this file has all that is asked of one: a single release of a sampled batch as a `Step`, which accountants compose, or
-at least the (ε, δ) of one.
+this file has all that is asked of one: a single release of a sampled batch as a `Step`, which accountants compose.
 
 `noise` says where the noise came from: the operating system (`secure`, `exact`) or, in simulations, a seed. An
 adversary with the seed can subtract the noise. `noise` is None where it is not known: a guard's caller may leave it
@@ -15,7 +14,6 @@ is protected: ε of different units do not add up (docs/privacy.md).
 from __future__ import annotations
 
 import json
-import math
 import operator
 from abc import ABC, abstractmethod
 from collections import Counter
@@ -82,6 +80,18 @@ class Step(ABC):
     def extra_delta(self, neighbours: Neighbours) -> float:
         """Return the δ that one release costs beside its loss distribution."""
         return 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class PureStep(Step):
+    """A release of which only its ε is known: it is (ε, 0)-differentially private."""
+
+    epsilon: float
+
+    def pairs(self, neighbours: Neighbours) -> tuple[DominatingPair, ...]:
+        from fedspa.privacy.pld import RandomisedResponse
+
+        return (RandomisedResponse(self.epsilon),)
 
 
 class Event(ABC):
@@ -160,22 +170,15 @@ class Event(ABC):
         return self.with_noise(None)
 
     def accountant(self, neighbours: Neighbours) -> str:
-        """Return the name of the accountant that composes it under this relation; raise a PrivacyError if none does.
-
-        That of privacy loss distributions composes steps. What has none has an accountant of the kind's name.
-        """
+        """Return the name of the accountant that composes it under this relation; raise a PrivacyError if none does."""
         if neighbours not in self.relations:
             raise PrivacyError(f"{self.kind} noise has no accountant under {neighbours}; allowed: {self.relations[0]}")
-        return self.kind if self.step is None else PLD
+        return PLD
 
     @property
     @abstractmethod
-    def step(self) -> Step | None:
-        """One of its releases; None where all that is known of one is `step_epsilon`."""
-
-    def step_epsilon(self, delta: float) -> float:
-        """ε at `delta` of one release of a sampled batch, for any δ, under each of its `relations`."""
-        return math.inf
+    def step(self) -> Step:
+        """Return one of its releases."""
 
     def __post_init__(self) -> None:
         types = field_types(type(self))

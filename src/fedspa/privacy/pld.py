@@ -110,6 +110,32 @@ def split(mass: Array, excess: Array, slack: Array, interval: float) -> tuple[Ar
     return mass - up, up
 
 
+def on_grid(losses: Array, mass: Array, infinite: float, interval: float) -> LossMass:
+    """Return atoms of P-mass at these losses on the grid, from above: both their P- and their Q-mass are kept."""
+    index = np.floor(losses / interval).astype(np.int64)
+    within = np.clip(losses - index * interval, 0.0, interval)
+    down, up = split(mass, -mass * np.expm1(-within), 1e-15 * mass, interval)
+    first = int(index.min())
+    cells = np.zeros(int(index.max()) - first + 2)
+    np.add.at(cells, index - first, down)
+    np.add.at(cells, index - first + 1, up)
+    return LossMass(interval, first, cells, infinite)
+
+
+@dataclass(frozen=True, slots=True)
+class RandomisedResponse:
+    """The pair that dominates every release which is (ε, 0)-differentially private."""
+
+    epsilon: float
+
+    def sketch(self, reach: float) -> tuple[Array, Array]:
+        losses = np.array([-self.epsilon, self.epsilon])
+        return losses, special.expit(losses)
+
+    def discretise(self, interval: float, reach: float) -> LossMass:
+        return on_grid(*self.sketch(reach), 0.0, interval)
+
+
 def composed_epsilon(parts: Sequence[tuple[DominatingPair, int]], delta: float, at_least: float = 0.0) -> float:
     """Return the ε at `delta` of all pairs, each composed its number of times; infinite where none can be certified.
 
