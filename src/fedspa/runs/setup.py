@@ -231,7 +231,8 @@ class Training:
         def examples_of(record: Examples) -> tuple[Examples, Task]:
             return (record, task) if person_records is None else (blank_person(record, person_records), PerPerson(task))
 
-        found = split(module, record, task) if whole.name != "reference" else ""
+        frozen = any(not parameter.requires_grad for parameter in module.parameters())
+        found = split(module, record, task) if frozen and whole.name != "reference" else ""
         if isinstance(found, Split) and records is not None:
             found = space_lacking(found, records) or found
         trained, scored, about = module, None, ""
