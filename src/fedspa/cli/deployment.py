@@ -134,12 +134,12 @@ def run_site(folder: SiteFolder, log_format: LogFormat = "text") -> None:
     Example: fedspa site run north --log-format json
     """
     require_flower()
-    from fedspa.flower import logs, start
+    from fedspa.flower import monitor, start
     from fedspa.flower.folders import read_site_folder
 
     found = read_site_folder(folder)
     if log_format == "json":
-        logs.as_json(found.path / "agent.log")
+        monitor.as_json(found.path / "agent.log")
     start.run_site(found)
 
 
@@ -253,13 +253,13 @@ def run_server(folder: ServerFolder, log_format: LogFormat = "text") -> None:
     Example: fedspa server run server --log-format json
     """
     require_flower()
-    from fedspa.flower import logs, start
+    from fedspa.flower import monitor, start
     from fedspa.flower.check import examine_server
     from fedspa.flower.folders import read_server_folder
 
     found = read_server_folder(folder)
     if log_format == "json":
-        logs.as_json(None)
+        monitor.as_json(None)
     show_checks("server", examine_server(found), log_format == "json")
     start.run_server(found)
 

@@ -54,7 +54,6 @@ from fedspa.flower.terms import MOST_CLASSES, Announcement, ExchangeRecord
 from fedspa.flower.trainer import SiteExamples, Trainer, trainer_for
 from fedspa.learning import models
 from fedspa.learning.flat import alike
-from fedspa.learning.options import Options
 from fedspa.learning.tasks import CustomLoss, Task
 from fedspa.learning.tasks.named import NAMES as TASKS
 from fedspa.learning.tasks.named import resolve
@@ -290,14 +289,14 @@ class Site:
                     "the run asks for statistics of the records, which this site has not allowed: set statistics = "
                     "true in the node-config"
                 )
-            return resolve(asked.name, held.record.y, None, held.key, Options.of(asked.options))
+            return resolve(asked.name, held.record.y, None, held.key, asked.options)
         if is_plugin(self.task):
             return resolve(self.task, held.record.y, None, held.key)
         if asked.name != self.task:
             raise ConfigError(
                 f"the run learns {asked.name[:100]!r}, this site {self.task!r}: set task in the node-config"
             )
-        return resolve(self.task, held.record.y, self.own_classes, held.key, Options.of(asked.options))
+        return resolve(self.task, held.record.y, self.own_classes, held.key, asked.options)
 
     def member_for(self, announced: Announcement) -> Member:
         """Return what this agent is in the cohort of a sum, or raise a Refusal."""
@@ -369,7 +368,7 @@ class SimulatedSite(Site):
         return "fixed-slot"
 
     def trainer(self, announced: Announcement, held: SiteExamples) -> Trainer:
-        run, options = self.config.run, Options.of(announced.task.options)
+        run, options = self.config.run, announced.task.options
         task = resolve(self.config.task.name, held.record.y, self._federation.classes, held.key, options)
         return self._trainer(announced, held, task, run.engine, run.threads)
 

@@ -14,11 +14,13 @@ is protected: ε of different units do not add up (docs/privacy.md).
 from __future__ import annotations
 
 import json
+import math
 import operator
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields, replace
+from decimal import ROUND_CEILING, Context
 from functools import cache
 from types import NoneType
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, cast, get_args, get_origin, get_type_hints
@@ -268,3 +270,23 @@ def seeded_warning(modes: Mapping[str, int]) -> str | None:
         return None
     whose = "THE NOISE" if seeded == among else f"THE NOISE OF {seeded} OF {among} PARTICIPATIONS"
     return f"{whose} WAS SEEDED: a simulation, nothing in it is private; ε would hold with secure noise"
+
+
+def shown(epsilon: float | None) -> str:
+    """ε to three digits, rounded up: a figure on a page may overstate a cost, never understate it. What is no number
+    bounds nothing; in JSON, which has no infinity, that is null."""
+    if epsilon is None or not math.isfinite(epsilon):
+        return "∞"
+    return f"{math.ceil(epsilon * 1000) / 1000:.3f}"
+
+
+def shown_digits(epsilon: float) -> str:
+    """ε to four significant digits, rounded up likewise: for tables of large and small ones."""
+    if not math.isfinite(epsilon):
+        return shown(epsilon)
+    return f"{float(Context(prec=4, rounding=ROUND_CEILING).create_decimal_from_float(epsilon)):.4g}"
+
+
+def shown_left(epsilon: float, spent: float) -> str:
+    """Format what is left of a budget's `epsilon`, rounded down but for the last bits of the two."""
+    return f"{math.floor(max(0.0, epsilon - spent) * 1000 + 1e-9) / 1000:.3f}"

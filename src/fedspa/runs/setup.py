@@ -37,10 +37,10 @@ from fedspa.learning.flat import FlatModel, copied
 from fedspa.learning.forward import evaluating, torch_threads
 from fedspa.learning.layers import require_module
 from fedspa.learning.models import require_fit, require_known
-from fedspa.learning.options import BALANCED, Options
+from fedspa.learning.options import BALANCED
 from fedspa.learning.tasks import Binary, Classification, Loss, Metric, MultiLabel, PerPerson, Task
 from fedspa.learning.tasks.base import tried
-from fedspa.learning.tasks.named import judged_by, resolve, with_balanced_weights
+from fedspa.learning.tasks.named import judged_by, resolve
 from fedspa.learning.tasks.totals import Totals
 from fedspa.learning.validate import try_gradients
 from fedspa.mechanisms import Plan
@@ -502,13 +502,15 @@ def task_of(config: Config, data: Dataset, task: Loss | None = None) -> Task:
     """Return what is learned of the data: what the config names, or the function that is given."""
     asked = task if task is not None else config.task.name
     scales = {*(data.target_scale or ())}  # how much of the targets' own unit 1 is
-    options = Options.of(config.task.options, scales.pop() if len(scales) == 1 else 1.0)
+    options, scale = dict(config.task.options), scales.pop() if len(scales) == 1 else 1.0
+    balanced = options.get("weights") == BALANCED and options.pop("weights")
     y, known = joined([data.train_y, data.test_y]), (data.classes, data.key)
-    found = resolve(asked, y, *known, options, config.run.code, data.schema)
-    if not options.balanced:
-        return found
-    public = found.targets(data.test_y, f"data {data.name!r}: test")
-    return resolve(asked, y, *known, with_balanced_weights(found, options, public), config.run.code)
+    found = resolve(asked, y, *known, options, config.run.code, data.schema, scale)
+    if balanced and isinstance(found, Classification | MultiLabel):  # the only ones with the option
+        public = found.targets(data.test_y, f"data {data.name!r}: test")
+        options["weights"] = found.balanced_weights(public)
+        found = resolve(asked, y, *known, options, config.run.code)
+    return found
 
 
 def with_targets(data: Dataset, learned: Task) -> Dataset:

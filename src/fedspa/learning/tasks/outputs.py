@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -73,7 +73,7 @@ class Classification(OutputTask):
     headline = "accuracy"
 
     def __init__(
-        self, classes: int | None = None, *, weights: tuple[float, ...] | None = None, label_smoothing: float = 0.0
+        self, classes: int | None = None, *, weights: Sequence[float] | None = None, label_smoothing: float = 0.0
     ) -> None:
         """`classes` may be left out where nothing is evaluated."""
         if weights is not None and classes is not None and len(weights) != classes:
@@ -81,7 +81,7 @@ class Classification(OutputTask):
                 f"task.options.weights has {len(weights)} weights; the data has {classes} classes: one for each"
             )
         self.classes = self.width = classes
-        self.weights, self.label_smoothing = weights, label_smoothing
+        self.weights, self.label_smoothing = None if weights is None else tuple(weights), label_smoothing
 
     @property
     def plain(self) -> bool:
@@ -190,13 +190,13 @@ class MultiLabel(OutputTask):
     takes_logits = True
     headline = "auc"
 
-    def __init__(self, width: int, *, weights: tuple[float, ...] | None = None) -> None:
+    def __init__(self, width: int, *, weights: Sequence[float] | None = None) -> None:
         """`weights` are those of the ones, a number for each label, against 1 for the zeros."""
         if weights is not None and len(weights) != width:
             raise ConfigError(
                 f"task.options.weights has {len(weights)} weights; the data has {width} labels: one for each"
             )
-        self.width, self.weights = width, weights
+        self.width, self.weights = width, None if weights is None else tuple(weights)
 
     def targets(self, y: Tree, what: str) -> Tree:
         if not isinstance(y, Tensor) or y.ndim not in (1, 2) or y[:1].numel() == 0:
