@@ -401,21 +401,28 @@ def _returned_loss(module: nn.Module, example: Tree) -> Tensor:
     return loss
 
 
-class Drawing(Task):
+class _Wrapping(Task):
+    """A task around another, of which all but the loss is that of the other."""
+
+    def __init__(self, task: Task) -> None:
+        self.task = task
+        self.headline, self.width = task.headline, task.width
+
+    def targets(self, y: Tree, what: str) -> Tree:
+        return self.task.targets(y, what)
+
+    def require_fit(self, module: nn.Module, x: Tree, y: Tree) -> None:
+        self.loss(module, x, y)
+
+    def measure(self) -> Measure:
+        return self.task.measure()
+
+
+class Drawing(_Wrapping):
     """x is the pair of inputs and seeds. Each example draws from its own seed, whatever was drawn before it. The
     generators are left there: the caller of a loss keeps those that others need."""
 
     name = "drawing"
-
-    def __init__(self, task: Task) -> None:
-        self._task = task
-        self.headline, self.width = task.headline, task.width
-
-    def labels(self, x: Tree, y: Tree) -> Tree:
-        return self._task.labels(x, y)
-
-    def targets(self, y: Tree, what: str) -> Tree:
-        return self._task.targets(y, what)
 
     def loss(self, module: nn.Module, x: Tree, y: Tree) -> Tensor:
         assert isinstance(x, tuple)
@@ -425,16 +432,7 @@ class Drawing(Task):
         for device in {leaf.device for leaf in leaves(inputs) if leaf.device.type == "cuda"}:
             with torch.cuda.device(device):
                 torch.cuda.manual_seed(int(seeds[0]))
-        return self._task.loss(module, inputs, y)
-
-    def require_fit(self, module: nn.Module, x: Tree, y: Tree) -> None:
-        self._task.require_fit(module, x, y)
-
-    def measure(self) -> Measure:
-        return self._task.measure()
-
-    def baseline(self, y: Tree) -> Baseline | None:
-        return self._task.baseline(y)
+        return self.task.loss(module, inputs, y)
 
 
 def require_seeds(draws: bool, x: Tree) -> None:
@@ -448,7 +446,7 @@ def require_seeds(draws: bool, x: Tree) -> None:
 TRIED = 3  # records of a person that a module is tried with together
 
 
-class PerPerson(Task):
+class PerPerson(_Wrapping):
     """A person's loss is the mean over the records that count, by the task of the records.
 
     What fills up a person's places is left out before the module sees anything: of a record that is not there, no
@@ -456,14 +454,6 @@ class PerPerson(Task):
     """
 
     name = "per person"
-
-    def __init__(self, task: Task) -> None:
-        self.task = task
-        self.headline, self.width = task.headline, task.width
-
-    def targets(self, y: Tree, what: str) -> Tree:
-        """Return the targets of records."""
-        return self.task.targets(y, what)
 
     def loss(self, module: nn.Module, x: Tree, y: Tree) -> Tensor:
         assert isinstance(x, dict)
@@ -474,13 +464,6 @@ class PerPerson(Task):
             records, targets = (mapped(lambda leaf: leaf[person, :own], tree) for tree in (x["records"], y))  # noqa: B023
             losses.append(self.task.loss(module, records, targets))
         return torch.stack(losses).mean()
-
-    def require_fit(self, module: nn.Module, x: Tree, y: Tree) -> None:
-        self.loss(module, x, y)
-
-    def measure(self) -> Measure:
-        """Return the measure of held-out records."""
-        return self.task.measure()
 
 
 def tried(example_spec: Examples, task: Task | None) -> list[tuple[Examples, Task | None]]:
