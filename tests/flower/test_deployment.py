@@ -52,13 +52,6 @@ def pass_a_minute(deployment, dead: str) -> None:
     assert (node.rowcount, run.rowcount) == (1, 1)
 
 
-def test_the_example_leaves_a_folder_alone_that_is_there(tmp_path, hospital):
-    _, script = hospital
-    assert script.fresh(str(tmp_path / "new")) == tmp_path / "new"
-    with pytest.raises(SystemExit, match="is there already"):
-        script.fresh(str(tmp_path))
-
-
 @pytest.mark.slow
 @pytest.mark.timeout(400)
 def test_strangers_stay_out_and_a_run_survives_the_death_of_a_node_and_of_the_server(tmp_path, hospital):

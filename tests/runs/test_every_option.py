@@ -93,7 +93,7 @@ VALUES: dict[str, list[Any]] = {
     "run.chosen": [],  # what a run writes
     "run.device": [],  # the GPU has tests of its own
     "run.threads": [2],
-    "run.workers": [],  # workers have tests of their own: test_workers.py, test_ray.py
+    "run.workers": [],  # workers have tests of their own: test_workers.py, test_workers.py
     "run.out": [],  # every run here has one
     "run.code": [],  # tests/data/test_plugin.py
     "run.ledger": ["outlives.sqlite"],

@@ -171,6 +171,3 @@ def test_a_table_does_not_stand_beside_data_that_was_given(folder: Path) -> None
     with pytest.raises(ConfigError) as caught:
         fedspa.run(config(), data=fedspa.from_arrays(x, y, x, y, name="mine"))
     refused(caught.value, ["data.table describes the table 'visits.csv'"], folder)
-
-
-# Between a kill and --resume

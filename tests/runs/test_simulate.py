@@ -124,9 +124,6 @@ def test_uplink_bytes_are_measured_on_payloads(tmp_path: Path) -> None:
     assert sparse["payload_bytes"] < HEADER_BYTES + 130 / 2  # 130 values at under 4 bits
 
 
-X, Y = torch.randn(40, 5), torch.arange(40) % 2
-
-
 @pytest.mark.slow
 def test_the_quickstart_learns_under_its_guarantee(tmp_path: Path) -> None:
     result = fedspa.run(load(None, [f'run.out="{tmp_path / "run"}"']))
