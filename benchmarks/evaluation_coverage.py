@@ -19,7 +19,7 @@ import numpy as np
 from sklearn.metrics import roc_auc_score
 
 import fedspa
-from fedspa.runs.records import holdings_of, names_of, records_of
+from fedspa.runs.setup import holdings_of, names_of, records_of
 from provenance import stamp
 from statistics_coverage import config_of, prepare
 

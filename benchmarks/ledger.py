@@ -26,7 +26,7 @@ from uuid import UUID, uuid5
 from ending import ends_with_children
 from fedspa import configs
 from fedspa.agent.ledger.ledger import Ledger
-from fedspa.mechanisms.gaussian.event import GaussianEvent
+from fedspa.mechanisms.gaussian.plan import GaussianEvent
 from provenance import stamp
 
 EVENT = GaussianEvent("poisson", 10, 600, 300, 1.83)

@@ -18,7 +18,7 @@ import math
 from dataclasses import dataclass
 
 from fedspa.errors import PrivacyError
-from fedspa.mechanisms.gaussian.event import GaussianEvent
+from fedspa.mechanisms.gaussian.plan import GaussianEvent
 from fedspa.privacy.event import MOST
 
 

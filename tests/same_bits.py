@@ -25,7 +25,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-sys.path[:0] = [str(Path(__file__).parent / folder) for folder in ("runs", "learning")]  # own data and models
+sys.path[:0] = [str(Path(__file__).parent / folder) for folder in ("runs", "learning", "..")]  # own data and models
 
 from small_runs import ALGORITHMS, ledger_content, outcome, small
 from small_sums import SUMS

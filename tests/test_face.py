@@ -22,7 +22,7 @@ import fedspa
 from fedspa import running
 from fedspa.errors import FedspaWarning
 from fedspa.runs.config import load
-from fedspa.runs.metrics import RoundMetrics
+from fedspa.runs.rundir import RoundMetrics
 
 
 def test_dir_shows_the_public_names_and_nothing_else() -> None:

@@ -97,6 +97,6 @@ def test_the_extra_is_named_where_it_is_missing(tmp_path: Path, monkeypatch: pyt
     result = fedspa.run(small(tmp_path / "run"))
     for name in ("onnx", "onnxscript"):
         monkeypatch.setitem(sys.modules, name, None)
-    monkeypatch.setattr("fedspa.export.find_spec", lambda name: None)
+    monkeypatch.setattr("fedspa.result.find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"ONNX needs onnx and onnxscript; pip install 'fedspa\[onnx\]'"):
         result.export_onnx(tmp_path / "model.onnx")

@@ -15,7 +15,7 @@ from fedspa.agent.ledger.ledger import Ledger
 from fedspa.agent.ledger.report import export, verify
 from fedspa.agent.policy import Policy
 from fedspa.errors import FedspaError, LedgerError
-from fedspa.mechanisms.gaussian.event import GaussianEvent
+from fedspa.mechanisms.gaussian.plan import GaussianEvent
 
 KEYS = [
     *("epsilon", "delta", "neighbours", "min_noise_multiplier", "max_local_steps", "max_rounds", "max_compression"),

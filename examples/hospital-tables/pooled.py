@@ -9,7 +9,7 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import roc_auc_score
 
 import fedspa
-from fedspa.runs.records import records_of
+from fedspa.runs.setup import records_of
 
 data = records_of(fedspa.load("config.toml"))  # the same patients are held out for testing
 model = LogisticRegression(max_iter=5000).fit(data.train_x, data.train_y)

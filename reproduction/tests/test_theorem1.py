@@ -14,7 +14,7 @@ from torch import nn
 from fedspa.errors import ConfigError, PrivacyError
 from fedspa.learning import models
 from fedspa.learning.forward import torch_threads
-from fedspa.mechanisms.gaussian.event import GaussianEvent
+from fedspa.mechanisms.gaussian.plan import GaussianEvent
 from reproduction.oriented import oriented
 from reproduction.theorem1 import (
     in_range,

@@ -14,7 +14,7 @@ from importlib import import_module
 from importlib.metadata import entry_points
 from typing import TYPE_CHECKING
 
-from fedspa.errors import ConfigError, one_line
+from fedspa.errors import ConfigError, did_you_mean, one_line
 
 if TYPE_CHECKING:
     from fedspa.algorithms.algorithm import Algorithm
@@ -23,7 +23,6 @@ BUILT_IN = {
     "fedspa": "fedspa.algorithms.algorithm:FED_SPA",
     "fedavg": "fedspa.algorithms.algorithm:FEDAVG",
     "dp-fed": "fedspa.algorithms.algorithm:DP_FED",
-    "cpsgd": "fedspa.algorithms.cpsgd:CPSGD",
 }
 # Installed packages offer algorithms as entry points of this group, whose value is the reference.
 GROUP = "fedspa.algorithms"
@@ -65,3 +64,23 @@ def every() -> list[Algorithm]:
             algorithm = known(name)
             found += [each for each in (algorithm, algorithm and algorithm.aggregated) if each is not None]
     return found
+
+
+def chosen(name: str, adversary: str | None) -> Algorithm:
+    """Return the algorithm of that name whose ε holds against `adversary`; a ConfigError where nobody offers it."""
+    algorithm = known(name)
+    if algorithm is None:
+        names = ", ".join(map(repr, offered()))
+        like = did_you_mean(name, offered())
+        raise ConfigError(f"algorithm.name is {name[:200]!r}{like}; it must be one of {names}, or package.module:NAME")
+    return against(algorithm, adversary)
+
+
+def against(algorithm: Algorithm, adversary: str | None) -> Algorithm:
+    """Return the variant of `algorithm` whose ε holds against `adversary`; None, of a run without ε, is `local`."""
+    if adversary in (None, "local"):
+        return algorithm
+    if algorithm.aggregated is None:
+        able = ", ".join(name for name in offered() if (known(name) or algorithm).aggregated)
+        raise ConfigError(f"privacy.adversary is {adversary!r}; {algorithm.name} is not run under it, only: {able}")
+    return algorithm.aggregated

@@ -1,9 +1,18 @@
-"""What a run leaves in its user's hands: the trained module, its answers, its card, and the way to other programs."""
+"""What a run leaves in its user's hands: the trained module, its answers, its card, and ONNX for other programs.
+
+The module is built again from the config, and its parameters are read from model.safetensors, which holds no code.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import io
+import logging
+import os
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -11,20 +20,23 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from fedspa import durable
 from fedspa.data import sources
 from fedspa.data.columns import Schema
 from fedspa.data.features import transform
+from fedspa.data.plugin import GIVEN
 from fedspa.data.table import features_of
-from fedspa.errors import ConfigError, DataError, first_line
-from fedspa.examples import Tree, layout, moved, of_layout, split
+from fedspa.errors import ConfigError, DataError, FedspaError, first_line, os_errors_as, quoted
+from fedspa.examples import Tree, layout, moved, named_leaves, of_layout, split, zero_examples
+from fedspa.learning import models
+from fedspa.learning.flat import copied
 from fedspa.learning.forward import evaluating, outputs
 from fedspa.learning.tasks.named import kind_of
-from fedspa.report.card import card
-from fedspa.runs import rebuild
+from fedspa.report.card import card, write
+from fedspa.runs import rundir
+from fedspa.runs.config import Config, load
 from fedspa.runs.guarantee import shown_bytes, statement
-from fedspa.runs.metrics import RoundMetrics, label, shown_score
-from fedspa.runs.rebuild import path_of, require_its_own
-from fedspa.runs.rundir import read_metrics
+from fedspa.runs.rundir import RoundMetrics, label, read_metrics, shown_score
 
 _AT_ONCE = 256  # examples in a forward pass
 
@@ -70,7 +82,7 @@ class RunResult:
             ConfigError: The folder holds no finished run, or the module cannot be built from it.
         """
         folder = path_of(run, "run")
-        summary, trained = rebuild.finished(folder, module)
+        summary, trained = finished(folder, module)
         return cls(summary, list(read_metrics(folder / "metrics.jsonl")), trained.eval(), folder)
 
     def predict(self, x: Any) -> NDArray[Any]:
@@ -153,8 +165,6 @@ class RunResult:
             FedspaError: The extra `onnx` is missing, the module has something that ONNX cannot say, or its parameters
                 are no longer those of the run, for which the card speaks.
         """
-        from fedspa.export import to_onnx
-
         require_its_own(self.module, self.folder)
         return to_onnx(self.module, self._like(), self.card(), path_of(path, "path"))
 
@@ -216,7 +226,7 @@ class RunResult:
 
     def _like(self) -> Tree:
         """One example of zeros, as the module takes them."""
-        return of_layout(rebuild.known(self.summary, "shape of a record", self.folder))
+        return of_layout(known(self.summary, "shape of a record", self.folder))
 
     def _as_trained(self, x: Tree) -> Tree:
         """Records as the module takes them, or a DataError."""
@@ -278,3 +288,173 @@ def _fitted(x: Tree, like: Tree, unlike: DataError) -> Tree:
     elif isinstance(x, tuple) and isinstance(like, tuple) and len(x) == len(like):
         return tuple(_fitted(part, other, unlike) for part, other in zip(x, like))
     raise unlike
+
+
+_NEEDED = ("onnx", "onnxscript")
+_EXAMPLES = 2  # of the batch that is traced: torch takes a batch of one for a size that never changes
+
+
+def to_onnx(module: nn.Module, like: Tree, card: str, path: Path) -> Path:
+    """Write the outputs of `module` for inputs made as `like` to `path`, and `card` to the same path with `.md` behind
+    it."""
+    if lacking := [name for name in _NEEDED if find_spec(name) is None]:
+        raise ConfigError(f"ONNX needs {' and '.join(lacking)}; pip install 'fedspa[onnx]'")
+    beside = path.with_name(f"{path.name}.md")
+    with os_errors_as(FedspaError, f"{path} cannot be written", "name another file"):
+        durable.replace_bytes(path, _model(module, like))
+        write(card, beside)
+    return path
+
+
+class _Outputs(nn.Module):
+    """What the task's answers are made of, as one tensor, whatever the module returns."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module
+
+    def forward(self, x: Any) -> Tensor:
+        return outputs(self.module, x)
+
+
+def _model(module: nn.Module, like: Tree) -> bytes:
+    """Return the file. The module itself stays as it is: torch's export runs on a copy, in eval mode on the CPU."""
+    example = zero_examples(like, _EXAMPLES)
+    names = [name or "x" for name, _ in named_leaves(example)]
+    batch = torch.export.Dim("records")
+    try:
+        with _quiet():
+            program = torch.onnx.export(
+                _Outputs(copied(module).cpu()).eval(),
+                (),
+                kwargs={"x": example},  # as the last of the positional arguments a dict would be taken for these
+                input_names=names,
+                output_names=["outputs"],
+                dynamic_shapes={"x": _sizes(example, batch)},
+                dynamo=True,
+                verbose=False,
+            )
+            assert program is not None
+            proto = program.model_proto
+    except Exception as error:  # torch's exporter raises many kinds, over code that is the user's
+        reason = error.__cause__ if isinstance(error.__cause__, Exception) else error  # torch wraps it in advice
+        raise FedspaError(
+            f"torch cannot write this {type(module).__name__} as ONNX ({first_line(reason)}); use the module "
+            "itself, by fedspa.load_model"
+        ) from error
+    proto.producer_name = "fedspa"
+    _without_traces(proto)
+    return bytes(proto.SerializeToString())
+
+
+def _without_traces(proto: Any) -> None:
+    """torch writes the lines of code that each step came from into the file, with the paths of this machine."""
+    for graph in (proto.graph, *proto.functions):
+        for kind in ("node", "input", "output", "value_info", "initializer"):
+            for part in getattr(graph, kind, ()):
+                if hasattr(part, "metadata_props"):  # of a function, inputs are mere names
+                    del part.metadata_props[:]
+        del graph.metadata_props[:]
+
+
+def _sizes(example: Tree, batch: Any) -> Any:
+    """Say, in the form of the example, which sides may be of any size: the first of each tensor."""
+    if isinstance(example, dict):
+        return {key: _sizes(part, batch) for key, part in example.items()}
+    if isinstance(example, tuple):
+        return tuple(_sizes(part, batch) for part in example)
+    return {0: batch}
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """torch's exporter talks of itself on every way there is, which is nothing to its user."""
+    level = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        with warnings.catch_warnings(), redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(level)
+
+
+def finished(folder: Path, module: nn.Module | None = None) -> tuple[dict[str, Any], nn.Module]:
+    """The summary of the run in `folder`, and its trained module on the CPU: built anew, or the one that is given, with
+    the run's parameters in place of its own."""
+    rundir.check_is_run(folder)
+    config, summary = load(folder / "config.toml"), rundir.read_summary(folder)
+    if summary is None:
+        raise ConfigError(
+            f"the run in {folder} is not finished: there is no summary.json; `fedspa run --resume {folder}` resumes it"
+        )
+    if module is None:
+        module = _built(config, summary, folder)
+    elif not isinstance(module, nn.Module):
+        raise ConfigError(f"module is a {type(module).__name__}; it must be a torch.nn.Module, built as the run's was")
+    _fill(module.cpu(), folder)
+    return summary, module
+
+
+def require_its_own(module: nn.Module, folder: Path) -> None:
+    """Raise where the module has other parameters than the run left, or more: its card would vouch for them."""
+    from safetensors.torch import load_file
+
+    kept = load_file(folder / "model.safetensors")
+    now = module.state_dict()
+    changed = any(name not in now or not torch.equal(now[name].cpu(), values) for name, values in kept.items())
+    # The file has values that go by several names under one of them.
+    places = {now[name].untyped_storage().data_ptr() for name in kept if name in now}
+    added = [value for name, value in now.items() if name not in kept]
+    if changed or any(value.numel() and value.untyped_storage().data_ptr() not in places for value in added):
+        raise ConfigError(
+            f"the module has other parameters than the run in {folder} left, and the model card is of those; export "
+            f"fedspa.RunResult.load({str(folder)!r}), or write the changed module without a card by torch.onnx.export"
+        )
+
+
+def path_of(given: object, what: str) -> Path:
+    if not isinstance(given, str | os.PathLike):
+        raise ConfigError(f"{what} is {quoted(given)}; give a path")
+    return Path(given)
+
+
+def known(summary: Mapping[str, Any], fact: str, folder: Path) -> Any:
+    """Return what the run found of its records and module."""
+    found = summary.get("provenance")
+    if not isinstance(found, dict) or fact not in found:
+        raise ConfigError(f"summary.json in {folder} does not say the {fact}; give the folder of a whole run")
+    return found[fact]
+
+
+def _built(config: Config, summary: Mapping[str, Any], folder: Path) -> nn.Module:
+    name = config.model.name
+    if name.startswith(GIVEN):
+        raise ConfigError(
+            f"the run in {folder} was given its module in Python ({name.removeprefix(GIVEN)}), which no file builds; "
+            f"build it the same way: fedspa.load_model({str(folder)!r}, module=…)"
+        )
+    like = of_layout(known(summary, "shape of a record", folder))
+    shape = tuple(like.shape[1:]) if isinstance(like, Tensor) else None
+    return models.build(
+        name, shape, known(summary, "number of outputs", folder) or None, config.run.seed, config.run.code
+    )
+
+
+def _fill(module: nn.Module, folder: Path) -> None:
+    from safetensors import SafetensorError
+    from safetensors.torch import load_model
+
+    path = folder / "model.safetensors"
+    if not path.is_file():
+        raise ConfigError(f"{folder} has no model.safetensors; a finished run has one, so bring it back from a copy")
+    try:
+        load_model(module, path)
+    except SafetensorError as error:
+        raise ConfigError(f"{path} is damaged ({first_line(error)}); bring it back from a copy") from error
+    except Exception as error:  # torch's, of names and shapes; and a module may have its own way to load
+        reason = quoted(" ".join(str(error).split()))[1:-1]
+        raise ConfigError(
+            f"the parameters in {path} are not those of this {type(module).__name__} ({reason}); build "
+            "the module as for the run"
+        ) from error

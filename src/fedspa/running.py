@@ -27,11 +27,9 @@ from fedspa.runs.guarantee import SEEDED, SEEDED_NOISE, shown, shown_bytes
 from fedspa.runs.identity import digests_of, facts, record_inputs
 from fedspa.runs.local import LocalTransport
 from fedspa.runs.loop import Observer, RunState, Start, train
-from fedspa.runs.metrics import RoundMetrics, shown_score
-from fedspa.runs.records import records_of
 from fedspa.runs.run_ledger import RunLedger, with_ledger
-from fedspa.runs.rundir import check_given, check_is_run
-from fedspa.runs.setup import Simulated, prepare
+from fedspa.runs.rundir import RoundMetrics, check_given, check_is_run, shown_score
+from fedspa.runs.setup import Simulated, prepare, records_of
 from fedspa.runs.trials import server_of
 
 if TYPE_CHECKING:

@@ -16,10 +16,9 @@ import pytest
 
 from fedspa.agent.ledger.ledger import Ledger
 from fedspa.agent.ledger.report import verify
-from fedspa.agent.member import Member, Question, answer_exchange
-from fedspa.agent.participate import Outbox, Refusal, Sent, digest, message_name
+from fedspa.agent.participate import Member, Outbox, Question, Refusal, Sent, answer_exchange, digest, message_name
 from fedspa.errors import LedgerError
-from fedspa.mechanisms.gaussian.event import GaussianEvent
+from fedspa.mechanisms.gaussian.plan import GaussianEvent
 from fedspa.secagg import recovery
 from fedspa.secagg.keys import Roster, SecretKey
 from fedspa.secagg.masking import sealed_bytes

@@ -23,7 +23,7 @@ from fedspa.agent.ledger.ledger import Ledger
 from fedspa.agent.ledger.report import export, verify
 from fedspa.agent.ledger.storage import GENESIS, Anchor, _anchor_file
 from fedspa.errors import BudgetError, LedgerError
-from fedspa.mechanisms.gaussian.event import GaussianEvent
+from fedspa.mechanisms.gaussian.plan import GaussianEvent
 from fedspa.privacy import accounting, filter
 from fedspa.privacy.budget import FirstPlan, Limit, PrivacyBudget, Total, exceeded_limit
 from fedspa.privacy.event import Event, Neighbours
@@ -61,8 +61,8 @@ def test_an_older_fedspa_is_to_be_upgraded_and_nothing_restored(path: Path, monk
     """A backup would know nothing of what was spent since."""
     with Ledger.open(path) as ledger:
         ledger.reserve("a", EVENT, "run", "0")
-        monkeypatch.setattr(mechanisms, "_kinds", dict)
-        mechanisms._event_of.cache_clear()
+        monkeypatch.setattr(mechanisms.base, "_kinds", dict)
+        mechanisms.base._event_of.cache_clear()
         newer = r"written by a newer fedspa .*gaussian.*upgrade"
         with pytest.raises(LedgerError, match=newer) as caught:
             ledger.spent("a")

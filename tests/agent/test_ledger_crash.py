@@ -16,7 +16,7 @@ from fedspa.agent.ledger import storage
 from fedspa.agent.ledger.ledger import Ledger
 from fedspa.agent.ledger.report import export, verify
 from fedspa.errors import BudgetError
-from fedspa.mechanisms.gaussian.event import GaussianEvent
+from fedspa.mechanisms.gaussian.plan import GaussianEvent
 from fedspa.privacy.budget import FirstPlan, Limit, PrivacyBudget, Total
 from fedspa.privacy.event import Event
 

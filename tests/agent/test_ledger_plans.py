@@ -10,7 +10,7 @@ import pytest
 from fedspa.agent.ledger.ledger import Ledger
 from fedspa.agent.ledger.report import export, summary, verify
 from fedspa.errors import BudgetError, LedgerError
-from fedspa.mechanisms.gaussian.event import GaussianEvent
+from fedspa.mechanisms.gaussian.plan import GaussianEvent
 from fedspa.privacy import accounting
 from fedspa.privacy.budget import FirstPlan, PrivacyBudget
 

@@ -18,8 +18,7 @@ from torch import Tensor
 
 from fedspa.agent import participate
 from fedspa.agent.ledger.ledger import Ledger
-from fedspa.agent.member import Member
-from fedspa.agent.participate import Outbox, Refusal, Request, participate_once
+from fedspa.agent.participate import Member, Outbox, Refusal, Request, participate_once
 from fedspa.agent.policy import Policy, PolicyRefusal
 from fedspa.algorithms import Agent
 from fedspa.algorithms.base import IntegerUpdate, session_of

@@ -10,7 +10,8 @@ import torch
 from sample_plans import GAUSSIAN_PLAN, SHARED_PLAN
 from torch import Tensor, nn
 
-from fedspa.algorithms import Agent, Terms, aggregated, chosen
+from fedspa.algorithms import Agent, Terms, chosen
+from fedspa.algorithms import fedspa as module
 from fedspa.engine.local import Engine
 from fedspa.engine.native import NativeEngine, library
 from fedspa.engine.per_example import PerExampleEngine, float64_reference
@@ -49,7 +50,7 @@ def agent(number: int = 0) -> Agent:
 
 def sum_of(engine: Engine, terms: Terms, who: Agent, parts: int = 1) -> np.ndarray:
     theta = FlatModel(net()).flatten()
-    total, zeroed = aggregated._sum(theta, terms, who, bytes(range(16)), engine, parts)
+    total, zeroed = module._sum(theta, terms, who, bytes(range(16)), engine, parts)
     assert zeroed == 0
     return total
 
@@ -176,6 +177,6 @@ def test_rounding_and_noise_come_from_streams_of_their_own(monkeypatch: pytest.M
         drawn.extend(int(stream.uint64(1)[0]) for stream in (rounding, noise))
         return np.zeros(plan.active, dtype=np.int64)
 
-    monkeypatch.setattr(aggregated, "share", share)
+    monkeypatch.setattr(module, "share", share)
     list(FED_SPA.respond(FlatModel(net()).flatten(), TERMS, [agent(0), agent(1)], PerExampleEngine(net())))
     assert len(set(drawn)) == 4

@@ -19,12 +19,11 @@ from fedspa.analytics import evaluation
 from fedspa.cli import app
 from fedspa.data.dataset import Dataset
 from fedspa.errors import ConfigError, DataError
-from fedspa.learning.tasks.measures import auc
+from fedspa.learning.tasks.base import auc
 from fedspa.report import render
 from fedspa.report.record import promise, read
 from fedspa.runs.guarantee import shown
-from fedspa.runs.records import holdings_of
-from fedspa.runs.setup import prepare
+from fedspa.runs.setup import holdings_of, prepare
 
 AGENTS = 3
 

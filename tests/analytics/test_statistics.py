@@ -25,9 +25,8 @@ from fedspa.analytics.statistics import expected, release_config
 from fedspa.cli import app
 from fedspa.data.columns import checked
 from fedspa.errors import ConfigError, FedspaError
-from fedspa.learning.options import Options
 from fedspa.learning.tasks.totals import Layout
-from fedspa.mechanisms.gaussian.event import GaussianEvent
+from fedspa.mechanisms.gaussian.plan import GaussianEvent
 from fedspa.runs.config import STATISTICS, Config, to_toml
 
 COLUMNS = {
@@ -312,7 +311,11 @@ def test_no_record_has_a_longer_vector_than_one(data) -> None:
     """Whatever a record holds, NaN aside, which costs it its vector: the clip would cut more, and bias the rest."""
     schema = checked({"columns": COLUMNS})
     weights = st.dictionaries(st.sampled_from(list(COLUMNS)), st.floats(0.01, 100))
-    options = Options(bins=data.draw(st.integers(2, 30)), by_class=data.draw(st.booleans()), shares=data.draw(weights))
+    options = {
+        "bins": data.draw(st.integers(2, 30)),
+        "by_class": data.draw(st.booleans()),
+        "shares": data.draw(weights),
+    }
     layout = Layout.of(schema, options)
     numbers = torch.tensor([data.draw(VALUES), data.draw(VALUES)])
     ward = torch.nn.functional.one_hot(torch.tensor(data.draw(st.integers(0, 3))), 4)
@@ -327,7 +330,7 @@ def test_no_record_has_a_longer_vector_than_one(data) -> None:
 
 def test_a_record_that_cannot_be_read_counts_as_nothing(config, tmp_path: Path) -> None:
     x = torch.tensor([[0.5, 0.0, 0.0, 1.0, 0.0, 0.0, 0.0, 1.0], [math.nan, *[0.0] * 7]])
-    layout = Layout.of(checked({"columns": COLUMNS}), Options())
+    layout = Layout.of(checked({"columns": COLUMNS}), {})
     vectors = layout.vectors(x, torch.tensor([0, 1]))
     assert vectors[0].isfinite().all()
     assert not vectors[1].isfinite().all()  # so that the engine counts its gradient as zero

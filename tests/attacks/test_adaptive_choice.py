@@ -22,12 +22,11 @@ import numpy as np
 import pytest
 from scipy import signal
 
-from fedspa.mechanisms.gaussian.event import GaussianEvent
+from fedspa.mechanisms.gaussian.plan import GaussianEvent
 from fedspa.privacy import accounting
 from fedspa.privacy.budget import FirstPlan, PrivacyBudget, admits
 from fedspa.privacy.event import Event
-from fedspa.privacy.pld import Array, LossMass, composed_mass, tail_cutoff
-from fedspa.privacy.subsampling import Added, Removed
+from fedspa.privacy.pld import Added, Array, LossMass, Removed, composed_mass, tail_cutoff
 
 CAP = PrivacyBudget(1.0, 1e-5, "add-remove")
 STEP = 2.0**-10

@@ -14,7 +14,7 @@ from fedspa import mechanisms, registry
 from fedspa.cli import app
 from fedspa.errors import PrivacyError
 from fedspa.mechanisms import event_of
-from fedspa.mechanisms.gaussian.event import GaussianEvent
+from fedspa.mechanisms.gaussian.plan import GaussianEvent
 from fedspa.runs.config import load
 from fedspa.runs.rundir import resume_command
 
@@ -61,6 +61,6 @@ def test_a_plug_in_cannot_reprice_a_built_in_event(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(registry, "ALGORITHMS", dict(registry.ALGORITHMS))
     plan = type("CheapPlan", (fedspa.mechanism.plan,), {"event_type": Cheap})
     registry.add("mine:ALG", replace(fedspa, mechanism=replace(fedspa.mechanism, plan=plan)))
-    mechanisms._event_of.cache_clear()
+    mechanisms.base._event_of.cache_clear()
     with pytest.raises(PrivacyError, match="redefines the event kind 'gaussian'"):
         event_of(GaussianEvent("poisson", 10, 143, 2, 2.0).to_json())

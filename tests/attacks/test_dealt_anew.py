@@ -18,8 +18,7 @@ import fedspa
 from fedspa.agent.ledger.ledger import Ledger
 from fedspa.agent.ledger.report import export
 from fedspa.errors import BudgetError
-from fedspa.mechanisms.gaussian.event import GaussianEvent
-from fedspa.mechanisms.gaussian.plan import GaussianPlan
+from fedspa.mechanisms.gaussian.plan import GaussianEvent, GaussianPlan
 from fedspa.privacy.budget import BY_FILTER, FirstPlan, total
 from fedspa.runs.guarantee import total_of
 

@@ -20,7 +20,7 @@ from fedspa.agent.ledger import storage
 from fedspa.agent.ledger.ledger import Ledger
 from fedspa.agent.ledger.report import accept_loss, export, summary, verify
 from fedspa.errors import LedgerError
-from fedspa.mechanisms.gaussian.event import GaussianEvent
+from fedspa.mechanisms.gaussian.plan import GaussianEvent
 
 EVENT = GaussianEvent("poisson", 10, 600, 30, 2.47)
 ENDS = ("", "-wal", ".anchor")

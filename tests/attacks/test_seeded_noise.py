@@ -25,7 +25,7 @@ from fedspa.cli import main
 from fedspa.cli.run import show
 from fedspa.cli.watch import snapshot, terms
 from fedspa.mechanisms import event_of
-from fedspa.mechanisms.gaussian.event import GaussianEvent
+from fedspa.mechanisms.gaussian.plan import GaussianEvent
 from fedspa.privacy.accounting import epsilon
 from fedspa.privacy.budget import FirstPlan, PrivacyBudget, total
 from fedspa.privacy.event import as_server_saw, noise_modes, seeded_warning

@@ -12,7 +12,6 @@ from torch import Tensor
 from fedspa.audit.release import part_question
 from fedspa.data import dataset
 from fedspa.data.columns import checked
-from fedspa.learning.options import Options
 from fedspa.learning.tasks.totals import Block, Layout
 
 COLUMNS = {
@@ -29,7 +28,7 @@ TARGETS: dict[str, dict[str, Any]] = {
 
 
 def part(kind: str = "classes", unit: Any = "record", **options: Any) -> Any:
-    layout = Layout.of(checked({"columns": {**COLUMNS, **TARGETS[kind]}}), Options(**options))
+    layout = Layout.of(checked({"columns": {**COLUMNS, **TARGETS[kind]}}), options)
     return part_question(layout, unit, 3, torch.Generator().manual_seed(0)).answer(0.0)
 
 

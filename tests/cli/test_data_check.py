@@ -11,7 +11,7 @@ import pytest
 
 from fedspa.examples import count
 from fedspa.runs.config import load
-from fedspa.runs.records import records_of
+from fedspa.runs.setup import records_of
 
 Call = Callable[..., tuple[int, str, str]]
 

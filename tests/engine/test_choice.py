@@ -21,7 +21,6 @@ from fedspa.engine.per_example import PerExampleEngine
 from fedspa.errors import ConfigError
 from fedspa.examples import Examples, blank
 from fedspa.learning.flat import FlatModel
-from fedspa.learning.options import Options
 from fedspa.learning.tasks import Classification, PerPerson, Task
 from fedspa.learning.tasks.named import resolve
 from fedspa.runs.sections import Run
@@ -87,7 +86,7 @@ class Row:
 
 
 CUDA = {"device": "cuda"}
-REGRESSION = resolve("regression", torch.zeros(4, 1), None, None, Options())
+REGRESSION = resolve("regression", torch.zeros(4, 1), None, None)
 ROWS: dict[str, Row] = {
     "plain": Row(chain, "native", FASTEST),
     "GroupNorm": Row(

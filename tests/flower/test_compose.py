@@ -22,7 +22,7 @@ import yaml
 from fedspa.agent.ledger.ledger import Ledger
 from fedspa.agent.ledger.report import verify
 from fedspa.errors import LedgerError
-from fedspa.mechanisms.gaussian.event import GaussianEvent
+from fedspa.mechanisms.gaussian.plan import GaussianEvent
 
 from .test_deployment import until
 

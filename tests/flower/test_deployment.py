@@ -24,7 +24,7 @@ from safetensors.torch import load_file
 
 from fedspa.agent.ledger.ledger import Ledger
 from fedspa.agent.ledger.report import verify
-from fedspa.flower.credentials import make_node_key
+from fedspa.flower.folders import make_node_key
 
 HOSPITAL = Path(__file__).parents[2] / "examples/hospital"
 ROUNDS = 4
@@ -50,13 +50,6 @@ def pass_a_minute(deployment, dead: str) -> None:
         node = database.execute("UPDATE node SET online_until = 0 WHERE node_id = ?", (signed,))
         run = database.execute("UPDATE task SET active_until = running_at WHERE finished_at IS NULL")
     assert (node.rowcount, run.rowcount) == (1, 1)
-
-
-def test_the_example_leaves_a_folder_alone_that_is_there(tmp_path, hospital):
-    _, script = hospital
-    assert script.fresh(str(tmp_path / "new")) == tmp_path / "new"
-    with pytest.raises(SystemExit, match="is there already"):
-        script.fresh(str(tmp_path))
 
 
 @pytest.mark.slow

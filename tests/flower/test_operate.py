@@ -18,8 +18,8 @@ import numpy as np
 
 from fedspa.agent.ledger.ledger import Ledger
 from fedspa.agent.participate import Refusal
-from fedspa.flower import client_app, folders, logs, monitor
-from fedspa.mechanisms.gaussian.event import GaussianEvent
+from fedspa.flower import client_app, folders, monitor
+from fedspa.mechanisms.gaussian.plan import GaussianEvent
 
 from .local_grid import POLICY
 
@@ -134,13 +134,13 @@ def test_plain_lines_become_json_and_what_is_no_line_stays_private():
         b'{"time": "2026-01-01", "level": "WARNING", "logger": "fedspa.agent", "event": "refused", "code": "data"}\n'
     )
     out, private = io.BytesIO(), io.BytesIO()
-    logs.convert(io.BytesIO(lines), out, private)
+    monitor.convert(io.BytesIO(lines), out, private)
     told = [json.loads(line) for line in out.getvalue().splitlines()]
     assert [line["event"] for line in told] == ["SuperNode ID: 7", "Started server process [1]", "refused"]
     assert told[2]["code"] == "data"
     assert b"patient 17" in private.getvalue()
     assert b"patient" not in out.getvalue()
-    logs.convert(io.BytesIO(b"plain words\n"), out, None)  # a server has no private lines
+    monitor.convert(io.BytesIO(b"plain words\n"), out, None)  # a server has no private lines
     assert json.loads(out.getvalue().splitlines()[-1])["event"] == "plain words"
 
 
@@ -158,7 +158,7 @@ def test_plain_lines_become_json_and_what_is_no_line_stays_private():
 )
 def test_what_a_data_function_logs_stays_private(line):
     out, private = io.BytesIO(), io.BytesIO()
-    logs.convert(io.BytesIO(line.encode() + b"\n"), out, private)
+    monitor.convert(io.BytesIO(line.encode() + b"\n"), out, private)
     assert out.getvalue() == b""
     assert private.getvalue() == line.encode() + b"\n"
 
@@ -174,7 +174,7 @@ def test_every_level_of_flowers_own_log_passes(level):
     if level != "CRITICAL":
         lines.append(DefaultFormatter("%(levelprefix)s %(message)s", use_colors=False).format(record))
     out, private = io.BytesIO(), io.BytesIO()
-    logs.convert(io.BytesIO("".join(f"{line}\n" for line in lines).encode()), out, private)
+    monitor.convert(io.BytesIO("".join(f"{line}\n" for line in lines).encode()), out, private)
     told = [json.loads(line) for line in out.getvalue().splitlines()]
     assert [(line["level"], line["event"]) for line in told] == [(level, "node 7")] * len(lines)
     assert private.getvalue() == b""
@@ -196,13 +196,13 @@ def json_logs(tmp_path, monkeypatch, agents_logger, capfd):
     """The agent's logger as it is in a node that logs as JSON."""
     monkeypatch.setenv("FEDSPA_LOG_FORMAT", "json")
     monkeypatch.setenv("FEDSPA_LOG_PRIVATE", str(tmp_path / "agent.log"))
-    logs.set_up()
+    monitor.set_up()
     return tmp_path / "agent.log"
 
 
 def test_a_sites_log_has_time_round_run_and_what_was_spent(deployment, train, monkeypatch, agents_logger):
     monkeypatch.setenv("FEDSPA_LOG_FORMAT", "text")
-    logs.set_up()
+    monitor.set_up()
     [handler] = agents_logger.handlers
     handler.stream = io.StringIO()
     train(deployment, federation__rounds=2)

@@ -280,9 +280,3 @@ def test_both_epsilons_are_those_of_members(recovering, train):
     recovered = train(recovering, privacy__recovery=True, run__out=recovering.run_config["run.out"] + "-other")
     for key in ("epsilon", "epsilon_worst_case", "noise_multiplier"):
         assert recovered[key] == plain[key]
-
-
-def test_the_policy_says_both_words(recovering, tmp_path):
-    text = (tmp_path / "site-0/policy.toml").read_text()
-    assert TRUST in text
-    assert "recovery = true" in text

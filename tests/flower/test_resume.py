@@ -183,23 +183,6 @@ def test_new_nodes_get_no_old_numbers():
     assert again.reachable(range(3)) == {10: 0}
 
 
-def test_rests_are_counted_in_turns():
-    """In a large federation an agent's turn comes every tenth round or so; rounds would be over before it."""
-    roster = NodeRegistry(2)
-    roster.meet([10, 20])
-    assert [roster.mark_silent(1), roster.mark_silent(1)] == [1, 3]
-    for _ in range(3):
-        assert roster.is_backing_off(1)
-        roster.skip_turn(1)
-    assert not roster.is_backing_off(1)
-    assert roster.mark_silent(1) == 7
-    roster.meet([10])
-    assert roster.is_backing_off(1)
-    roster.meet([10, 20])
-    assert not roster.is_backing_off(1)
-    assert roster.mark_silent(1) == 1
-
-
 def test_asked_counts_each_attempt_at_a_round(tmp_path):
     asked = RequestLog(tmp_path / "asked.jsonl")
     assert asked.last(0) is None

@@ -22,7 +22,7 @@ from typer.testing import CliRunner
 from fedspa.cli import app
 from fedspa.errors import ConfigError, failures
 from fedspa.flower import check, folders, start
-from fedspa.flower.credentials import make_certificate
+from fedspa.flower.folders import make_certificate
 
 QUICKSTART = Path(__file__).parents[2] / "examples/flower-quickstart"
 

@@ -23,7 +23,7 @@ from fedspa.agent.policy import Policy, PolicyRefusal
 from fedspa.errors import BudgetError, ConfigError, LedgerError, PrivacyError
 from fedspa.guard import Guard
 from fedspa.guard.guard import UNSEEN
-from fedspa.mechanisms.gaussian.event import GaussianEvent
+from fedspa.mechanisms.gaussian.plan import GaussianEvent
 from fedspa.privacy.accounting import epsilon
 
 EVENT = GaussianEvent("poisson", 20, 200, 10, 2.0)

@@ -18,7 +18,7 @@ import fedspa.guard
 from fedspa.errors import PrivacyError
 from fedspa.guard import Guard
 from fedspa.guard.guard import events_of, fraction_of
-from fedspa.mechanisms.gaussian.event import GaussianEvent
+from fedspa.mechanisms.gaussian.plan import GaussianEvent
 from fedspa.privacy.event import Event, Neighbours
 
 GAUSSIAN = dp_event.GaussianDpEvent(2.0)

@@ -16,7 +16,7 @@ from fedspa.agent.ledger.report import export, verify
 from fedspa.agent.policy import Policy
 from fedspa.errors import FedspaError
 from fedspa.guard import Guard
-from fedspa.mechanisms.gaussian.event import GaussianEvent
+from fedspa.mechanisms.gaussian.plan import GaussianEvent
 
 TRIALS, PROCESSES = 5, 4
 EVENT = GaussianEvent("poisson", 20, 200, 10, 2.0)

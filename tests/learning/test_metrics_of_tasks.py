@@ -22,7 +22,7 @@ from fedspa.learning.tasks import (
     Task,
     TokenClassification,
 )
-from fedspa.learning.tasks.measures import Measure, auc, average_precision
+from fedspa.learning.tasks.base import Measure, auc, average_precision
 from fedspa.learning.tasks.named import judged_by
 
 

@@ -13,7 +13,7 @@ from fedspa.errors import ConfigError, MixingWarning
 from fedspa.examples import Examples, blank, mapped
 from fedspa.learning.flat import FlatModel
 from fedspa.learning.tasks import Classification, CustomLoss, PerPerson, Regression, Task
-from fedspa.learning.tasks.wrappers import tried
+from fedspa.learning.tasks.base import tried
 from fedspa.learning.validate import try_gradients
 
 COUNTS = [1, 3, 4]

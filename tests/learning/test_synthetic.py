@@ -18,8 +18,8 @@ from fedspa.engine.choose import EngineRequest, choose
 from fedspa.errors import ConfigError, RunWarning
 from fedspa.examples import Examples, leaves
 from fedspa.learning.agreement import synthetic_examples
-from fedspa.learning.fit import require_fit
 from fedspa.learning.flat import FlatModel
+from fedspa.learning.models import require_fit
 from fedspa.learning.tasks import Binary, Classification, Regression, Task, TokenClassification
 
 WORDS, LENGTH = 50, 6

@@ -15,9 +15,9 @@ from fedspa.engine.per_example import PerExampleEngine, float64_reference
 from fedspa.engine.traced import TracedEngine
 from fedspa.errors import ConfigError, DataError
 from fedspa.examples import Examples, Tree, in_float64, moved, taken, zero_examples
-from fedspa.learning.fit import require_fit, require_known
 from fedspa.learning.flat import FlatModel
-from fedspa.learning.options import OPTIONS, Options
+from fedspa.learning.models import require_fit, require_known
+from fedspa.learning.options import OPTIONS
 from fedspa.learning.tasks import (
     Binary,
     Classification,
@@ -379,11 +379,9 @@ def test_targets_that_are_no_classes_have_another_task(y: Tensor, said: str) -> 
 
 def test_names_and_options_are_known_together() -> None:
     assert set(OPTIONS) <= {*NAMES, "statistics"}
-    named = {key for model in OPTIONS.values() for key in model.model_fields}
-    assert named == set(Options.__slots__) - {"scale", "balanced"}  # which follow from the data
 
 
 def test_weights_must_be_as_many_as_what_they_weigh() -> None:
     for name, y in (("classification", whole(3, 9)), ("binary", whole(2, 9)), ("multi-label", whole(2, 9, 3))):
         with pytest.raises(ConfigError, match=r"task.options.weights has 5 weights"):
-            resolve(name, y, 3, None, Options(weights=(1.0,) * 5))
+            resolve(name, y, 3, None, {"weights": [1.0] * 5})

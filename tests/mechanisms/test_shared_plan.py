@@ -130,7 +130,7 @@ def test_calibration_is_to_the_last_step(members: int, colluders: int, neighbour
 
 
 def test_mixed_with_others_it_composes_as_one_more_gaussian() -> None:
-    from fedspa.mechanisms.gaussian.event import GaussianEvent
+    from fedspa.mechanisms.gaussian.plan import GaussianEvent
 
     other = GaussianEvent("poisson", 600, 600, 1, 5.0)
     both = accounting.epsilon({EVENT: 5, other: 1}, 1e-3, neighbours="add-remove")

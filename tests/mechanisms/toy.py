@@ -18,7 +18,7 @@ from fedspa.algorithms import Agent, Algorithm, Terms
 from fedspa.engine.local import seeded
 from fedspa.mechanisms.base import Clipping, Mechanism, Plan, make_plan
 from fedspa.mechanisms.clipping import clip_rows
-from fedspa.privacy.event import Event, Limits, Neighbours, NoiseMode, Sampling, Unit
+from fedspa.privacy.event import Event, Limits, Neighbours, NoiseMode, PureStep, Sampling, Unit
 from fedspa.randomness.streams import Stream, derive_key, draw_batch
 from fedspa.wire.payload import Update
 
@@ -30,7 +30,6 @@ class LaplaceEvent(Event):
     kind: ClassVar[str] = "laplace"
     relations: ClassVar[tuple[Neighbours, ...]] = ("replace-one",)
     sampling: ClassVar[Sampling] = "fixed"
-    step: ClassVar[None] = None
     batch: int
     records: int
     steps: int
@@ -38,8 +37,9 @@ class LaplaceEvent(Event):
     noise: NoiseMode | None = None
     unit: Unit = "record"
 
-    def step_epsilon(self, delta: float) -> float:
-        return math.log1p(self.rate * math.expm1(2 / self.scale)) * (1 + 1e-12)
+    @property
+    def step(self) -> PureStep:
+        return PureStep(math.log1p(self.rate * math.expm1(2 / self.scale)) * (1 + 1e-12))
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from fedspa.errors import PrivacyError
 from fedspa.mechanisms import event_of
-from fedspa.mechanisms.gaussian.event import GaussianEvent
+from fedspa.mechanisms.gaussian.plan import GaussianEvent
 from fedspa.privacy.accounting import epsilon
 from fedspa.privacy.budget import FirstPlan, PrivacyBudget, admits, total
 

@@ -10,8 +10,7 @@ import pytest
 from dp_accounting.pld import pld_pmf
 from scipy import special
 
-from fedspa.privacy.pld import LossMass, composed_epsilon
-from fedspa.privacy.subsampling import FixedSize, mixture_loss
+from fedspa.privacy.pld import FixedSize, LossMass, composed_epsilon, mixture_loss
 
 
 def recipe(rate: float, shift: float, epsilon: np.ndarray) -> np.ndarray:

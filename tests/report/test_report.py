@@ -21,8 +21,7 @@ from typer.testing import CliRunner
 from fedspa.agent.ledger.ledger import Ledger
 from fedspa.cli import app
 from fedspa.errors import ConfigError
-from fedspa.mechanisms.gaussian.event import GaussianEvent
-from fedspa.mechanisms.gaussian.plan import GaussianPlan
+from fedspa.mechanisms.gaussian.plan import GaussianEvent, GaussianPlan
 from fedspa.privacy.accounting import epsilon
 from fedspa.report import render, write
 from fedspa.report.charts import (

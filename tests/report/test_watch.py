@@ -15,8 +15,7 @@ from fedspa.cli import app
 from fedspa.cli.watch import snapshot
 from fedspa.errors import ConfigError
 from fedspa.running import run as simulate
-from fedspa.runs.metrics import RoundMetrics
-from fedspa.runs.rundir import Stopped
+from fedspa.runs.rundir import RoundMetrics, Stopped
 
 
 @pytest.fixture(scope="module")

@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -16,12 +17,23 @@ from small_runs import ended, outcome, start
 
 from fedspa.agent.ledger.ledger import Ledger
 from fedspa.agent.ledger.report import verify
+from fedspa.data import patches
 from fedspa.running import run as simulate
 from fedspa.runs.config import Config
 from fedspa.runs.rundir import RunFolder, Stopped
 
 STEPS = ((os, "fsync"), (os, "replace"), (Ledger, "reserve_many"), (Ledger, "release_many"))
 Make = Callable[[Path], Config | dict[str, Any]]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def few_pictures() -> Iterator[None]:
+    """The constants of `patches` come from fewer pictures than those of tests/data/test_patches.py, and stay here."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(patches, "PICTURES", 50)
+        for name in ("_pictures", "constants"):
+            patched.setattr(patches, name, cache(getattr(patches, name).__wrapped__))
+        yield
 
 
 def counted(run: Callable[[], object], fatal: int = 0) -> int:

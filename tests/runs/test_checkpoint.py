@@ -23,8 +23,7 @@ from fedspa.runs import checkpoint
 from fedspa.runs.checkpoint import Checkpoint, CheckpointError, load, load_latest, save
 from fedspa.runs.config import load as load_config
 from fedspa.runs.loop import check_same_run
-from fedspa.runs.metrics import RoundMetrics
-from fedspa.runs.rundir import Journal
+from fedspa.runs.rundir import Journal, RoundMetrics
 from fedspa.server.optimizers import ServerState
 
 floats = st.floats(width=32, allow_nan=False, allow_infinity=False)

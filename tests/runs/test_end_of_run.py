@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 import fedspa
 from fedspa.errors import ConfigError
-from fedspa.runs.rebuild import require_its_own
+from fedspa.result import require_its_own
 
 CONFIG = {
     "federation": {"agents": 2, "per_round": 2, "rounds": 3},

@@ -7,8 +7,6 @@ a value of each key of CHECKPOINTED, which decide what a checkpoint holds, is tr
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 from random import Random
@@ -16,17 +14,17 @@ from typing import Any, get_args
 
 import pytest
 from config_keys import keys, listed
-from interruptions import refuse_a_difference, whole_and_broken
+from interruptions import few_pictures, refuse_a_difference, whole_and_broken
 from small_runs import ALGORITHMS, WIDE_POLICY, outcome, small
 
 from fedspa.agent.ledger.ledger import Ledger
 from fedspa.agent.ledger.report import verify
 from fedspa.algorithms import ALGORITHMS as REGISTRY
-from fedspa.data import patches
 from fedspa.learning.tasks.named import NAMES as TASKS
 from fedspa.runs.config import flat, load
 from fedspa.runs.sections import Privacy
 
+__all__ = ["few_pictures"]
 Sections = dict[str, dict[str, Any]]
 
 # A table, whose every column is named.
@@ -93,7 +91,7 @@ VALUES: dict[str, list[Any]] = {
     "run.chosen": [],  # what a run writes
     "run.device": [],  # the GPU has tests of its own
     "run.threads": [2],
-    "run.workers": [],  # workers have tests of their own: test_workers.py, test_ray.py
+    "run.workers": [],  # workers have tests of their own: test_workers.py, test_workers.py
     "run.out": [],  # every run here has one
     "run.code": [],  # tests/data/test_plugin.py
     "run.ledger": ["outlives.sqlite"],
@@ -199,16 +197,6 @@ def test_every_row_is_another_run(tmp_path: Path) -> None:
             "run.engine",
             "privacy.noise",
         ), key
-
-
-@pytest.fixture(autouse=True, scope="module")
-def few_pictures() -> Iterator[None]:
-    """The constants of `patches` come from fewer pictures than those of tests/data/test_patches.py, and stay here."""
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(patches, "PICTURES", 50)
-        for name in ("_pictures", "constants"):
-            patched.setattr(patches, name, cache(getattr(patches, name).__wrapped__))
-        yield
 
 
 @pytest.mark.parametrize(

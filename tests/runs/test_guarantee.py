@@ -15,7 +15,7 @@ from small_sums import SUMS
 
 from fedspa.runs.config import load
 from fedspa.runs.guarantee import describe_guarantee, found_at, guesses
-from fedspa.runs.records import root_of
+from fedspa.runs.setup import root_of
 
 SUMMARY: dict[str, Any] = {
     "unit": "record",

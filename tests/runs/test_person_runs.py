@@ -26,8 +26,7 @@ from fedspa.privacy.accounting import gaussian_epsilon
 from fedspa.running import run as simulate
 from fedspa.runs.config import load
 from fedspa.runs.guarantee import statement
-from fedspa.runs.records import trained_on
-from fedspa.runs.setup import Simulated, prepare
+from fedspa.runs.setup import Simulated, prepare, trained_on
 
 VISITS = {"data": {"name": "small_records:visits"}}
 POLICY = WIDE_POLICY + 'unit = "person"\n'

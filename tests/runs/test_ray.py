@@ -69,6 +69,7 @@ def spread(out: Path, **sections: dict[str, Any]) -> dict[str, Any]:
     return {**config, "run": {**config["run"], "workers": 2}}
 
 
+@pytest.mark.long
 def test_a_worker_killed_in_mid_round_on_a_cluster_of_two(
     tmp_path: Path, cluster: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import json
+import os
+import random
 import shutil
+import signal
+import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from interruptions import Crash, crash
-from small_runs import ALGORITHMS, ledger_content, outcome, small
+from interruptions import Crash, counted, crash
+from small_runs import ALGORITHMS, ended, ledger_content, outcome, small, start
 from tiny_files import mnist
 
 import fedspa
 from fedspa.agent.ledger.ledger import Ledger
+from fedspa.agent.ledger.report import verify
 from fedspa.agent.policy import PolicyRefusal
-from fedspa.algorithms.cpsgd.plan import BinomialPlan
+from fedspa.cli import main
 from fedspa.errors import LedgerError
 from fedspa.mechanisms import Plan
 from fedspa.privacy.event import Unit
@@ -24,10 +30,10 @@ from fedspa.randomness import streams
 from fedspa.running import run as simulate
 from fedspa.runs import local, setup
 from fedspa.runs.checkpoint import CheckpointError
-from fedspa.runs.config import Config, calibrated_plan, load
+from fedspa.runs.config import Config, calibrated_plan, load, to_toml
 from fedspa.runs.loop import RunState
-from fedspa.runs.metrics import RoundMetrics
-from fedspa.runs.rundir import Stopped
+from fedspa.runs.rundir import RoundMetrics, Stopped
+from reproduction.cpsgd.plan import BinomialPlan
 
 
 def stop_after(config: dict[str, Any], rounds: int) -> None:
@@ -288,3 +294,103 @@ def test_agents_pay_before_they_train(tmp_path: Path, monkeypatch: pytest.Monkey
         entries, releases = ledger.position().entries, ledger.position().releases
     assert entries > 0
     assert releases == 0
+
+
+# Killed by kill -9 at any instant and resumed until done, a run ends as one that was never killed: to the bit.
+
+
+def sections_of(name: str, rounds: int) -> dict[str, dict[str, Any]]:
+    """By the fastest engine: nothing that is written depends on which it is."""
+    federation = {**ALGORITHMS[name].get("federation", {}), "rounds": rounds}
+    return {**ALGORITHMS[name], "federation": federation, "run": {"engine": "auto"}}
+
+
+def go_on(config: dict[str, Any], every: int = 1) -> None:
+    """What an operator does: resume where there is a run, else start it."""
+    folder = Path(config["run"]["out"])
+    overridden = {**config, "run": {**config["run"], "checkpoint_every": every}}
+    simulate(overridden, resume=folder if (folder / "config.toml").exists() else None)
+
+
+# All write the same files at the same moments; the others differ in what they train and encode.
+each = pytest.mark.parametrize(
+    "name", [name if name == "fedspa" else pytest.param(name, marks=pytest.mark.long) for name in ALGORITHMS]
+)
+
+
+@pytest.mark.slow
+@each
+def test_killed_at_random_instants(tmp_path: Path, name: str) -> None:
+    """At least so many kills an algorithm, at instants drawn over the whole life of a process."""
+    sections = sections_of(name, rounds=6)
+    fedspa.run(small(tmp_path / "unkilled", **sections))
+    wanted = outcome(tmp_path / "unkilled")
+    started = time.monotonic()
+    assert ended(start(lambda: simulate(small(tmp_path / "timed", **sections)))) == 0
+    life = time.monotonic() - started
+    chance = random.Random(20261115)
+    kills = runs = resumed = 0
+    wanted_kills = 10 if name == "fedspa" else 20
+    while kills < wanted_kills:
+        runs += 1
+        config = small(tmp_path / f"run-{runs}", **sections)
+        while True:
+            resumed += (tmp_path / f"run-{runs}" / "metrics.jsonl").exists()
+            every = chance.choice((1, 1, 2, 5))
+            child = start(lambda: go_on(config, every))  # noqa: B023
+            time.sleep(chance.uniform(0.0, life))
+            os.kill(child, signal.SIGKILL)
+            code = ended(child)
+            if code == 0:
+                break
+            assert code == -signal.SIGKILL
+            kills += 1
+        assert outcome(tmp_path / f"run-{runs}") == wanted
+    assert resumed >= 2  # some kills hit runs that were under way
+
+
+@pytest.mark.slow
+@each
+def test_killed_before_every_durable_step(tmp_path: Path, name: str) -> None:
+    """Die before each fsync, rename, reservation and release in turn, from the first to the last of a run."""
+    sections = sections_of(name, rounds=2)
+    steps = counted(lambda: simulate(small(tmp_path / "unkilled", **sections)))
+    wanted = outcome(tmp_path / "unkilled")
+    assert steps > 15  # a round alone takes three
+    for fatal in range(1, steps + 1):
+        config = small(tmp_path / f"run-{fatal}", **sections)
+        child = start(lambda config=config, fatal=fatal: counted(lambda: go_on(config), fatal))
+        assert ended(child) == -signal.SIGKILL
+        go_on(config)
+        assert outcome(tmp_path / f"run-{fatal}") == wanted
+        if wanted["ledger"] is not None:
+            assert verify(tmp_path / f"run-{fatal}" / "ledger.sqlite") == []
+
+
+# A project's folder is not taken for a run's, though both have a config.toml.
+
+
+@pytest.mark.parametrize("words", ["run --resume study", "watch study", "report study", "export study card.md"])
+def test_a_project_is_no_run(
+    words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It was called killed after round 0, and resuming it trained among the project's files."""
+    monkeypatch.chdir(tmp_path)
+    for line, code in (("new study", 0), (words, 2)):
+        monkeypatch.setattr(sys, "argv", ["fedspa", *line.split()])
+        with pytest.raises(SystemExit) as stop:
+            main()
+        said = capsys.readouterr()
+        assert int(stop.value.code or 0) == code, said.err
+    wanted = "fedspa: study holds a config and no run yet; `fedspa run study/config.toml` starts one, under runs/\n"
+    assert (said.out, said.err) == ("", wanted)
+    there = {file.name for file in Path("study").iterdir()} - {"__pycache__"}  # of the code that the config names
+    assert there == {"config.toml", "my_data.py", "my_model.py", "README.md"}
+
+
+def test_a_run_that_was_killed_before_its_first_checkpoint_is_one(tmp_path: Path) -> None:
+    config = load(small(tmp_path / "run"))
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "config.toml").write_text(to_toml(config), "utf-8")
+    (tmp_path / "run" / "ledger.sqlite-half").touch()  # whatever it left half made
+    assert simulate(resume=tmp_path / "run").summary["rounds"] == config.federation.rounds

@@ -15,8 +15,7 @@ from fedspa.errors import ConfigError, DataError
 from fedspa.report.card import card
 from fedspa.running import run as simulate
 from fedspa.runs.config import load, to_toml
-from fedspa.runs.records import holdings_of, records_of
-from fedspa.runs.setup import prepare
+from fedspa.runs.setup import holdings_of, prepare, records_of
 
 COLUMNS: dict[str, dict[str, Any]] = {
     "age": {"kind": "number", "range": [0, 100]},
@@ -172,6 +171,3 @@ def test_a_table_does_not_stand_beside_data_that_was_given(folder: Path) -> None
     with pytest.raises(ConfigError) as caught:
         fedspa.run(config(), data=fedspa.from_arrays(x, y, x, y, name="mine"))
     refused(caught.value, ["data.table describes the table 'visits.csv'"], folder)
-
-
-# Between a kill and --resume

@@ -8,11 +8,12 @@ from random import Random
 from typing import Any
 
 import pytest
-from interruptions import refuse_a_difference
+from interruptions import few_pictures, refuse_a_difference
 
 from fedspa import configs
 from fedspa.runs.config import Config, load
 
+__all__ = ["few_pictures"]
 REPRODUCTION = Path(__file__).parents[2] / "reproduction" / "configs"
 EXPERIMENTS = [*map(configs.find, configs.names()), *sorted(REPRODUCTION.glob("*.toml"))]
 QUICKSTART = Path(str(resources.files("fedspa.runs").joinpath("quickstart.toml")))

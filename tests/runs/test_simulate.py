@@ -20,7 +20,7 @@ from fedspa.agent.ledger.ledger import Ledger
 from fedspa.agent.policy import PolicyRefusal
 from fedspa.algorithms import Agent
 from fedspa.errors import BudgetError, ConfigError, PrivacyError
-from fedspa.mechanisms.gaussian.event import GaussianEvent
+from fedspa.mechanisms.gaussian.plan import GaussianEvent
 from fedspa.privacy.accounting import epsilon
 from fedspa.runs.config import load
 from fedspa.runs.guarantee import describe_guarantee, statement
@@ -122,9 +122,6 @@ def test_uplink_bytes_are_measured_on_payloads(tmp_path: Path) -> None:
     assert dense["uplink_bytes"] == dense["payload_bytes"] * 2  # 12 uploads of 6 agents
     sparse = fedspa.run(small(tmp_path, run={"out": str(tmp_path / "sparse")})).summary
     assert sparse["payload_bytes"] < HEADER_BYTES + 130 / 2  # 130 values at under 4 bits
-
-
-X, Y = torch.randn(40, 5), torch.arange(40) % 2
 
 
 @pytest.mark.slow

@@ -20,9 +20,8 @@ from fedspa.learning.flat import FlatModel
 from fedspa.running import run as simulate
 from fedspa.runs.checkpoint import CheckpointError
 from fedspa.runs.config import load
-from fedspa.runs.records import records_of
 from fedspa.runs.rundir import Stopped
-from fedspa.runs.setup import prepare
+from fedspa.runs.setup import prepare, records_of
 
 X = torch.randn(240, 5, generator=torch.Generator().manual_seed(0))
 

@@ -20,11 +20,10 @@ from fedspa.agent.ledger.ledger import Ledger
 from fedspa.cli import app
 from fedspa.data.dataset import Dataset
 from fedspa.errors import ConfigError
-from fedspa.mechanisms.gaussian.event import GaussianEvent
+from fedspa.mechanisms.gaussian.plan import GaussianEvent
 from fedspa.privacy.accounting import epsilon
 from fedspa.runs.halving import Settings
-from fedspa.runs.records import records_of
-from fedspa.runs.setup import Simulated, prepare
+from fedspa.runs.setup import Simulated, prepare, records_of
 from fedspa.tuning import proxy
 from fedspa.tuning.proxy import ProxyRuns
 from fedspa.tuning.search import CLIP, RATE, Search, distinct_settings

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedspa import registry
 from fedspa.algorithms.algorithm import Algorithm, for_sums
-from fedspa.errors import ConfigError, did_you_mean
-from fedspa.registry import ALGORITHMS
+from fedspa.registry import ALGORITHMS, against, chosen
 
 if TYPE_CHECKING:
     from fedspa.algorithms.base import Agent, Terms
@@ -39,26 +38,6 @@ _LATER = {  # which need torch
     "Update": "fedspa.wire.payload",
     "derive_key": "fedspa.randomness.streams",
 }
-
-
-def chosen(name: str, adversary: str | None) -> Algorithm:
-    """Return the algorithm of that name whose ε holds against `adversary`; a ConfigError where nobody offers it."""
-    algorithm = registry.known(name)
-    if algorithm is None:
-        names = ", ".join(map(repr, registry.offered()))
-        like = did_you_mean(name, registry.offered())
-        raise ConfigError(f"algorithm.name is {name[:200]!r}{like}; it must be one of {names}, or package.module:NAME")
-    return against(algorithm, adversary)
-
-
-def against(algorithm: Algorithm, adversary: str | None) -> Algorithm:
-    """Return the variant of `algorithm` whose ε holds against `adversary`; None, of a run without ε, is `local`."""
-    if adversary in (None, "local"):
-        return algorithm
-    if algorithm.aggregated is None:
-        able = ", ".join(name for name in registry.offered() if (registry.known(name) or algorithm).aggregated)
-        raise ConfigError(f"privacy.adversary is {adversary!r}; {algorithm.name} is not run under it, only: {able}")
-    return algorithm.aggregated
 
 
 def __getattr__(name: str) -> Any:

@@ -96,8 +96,8 @@ def for_sums(algorithm: Algorithm, mean: Callable[..., Any], **changes: Any) -> 
 
 
 _LOCAL_STEPS = Imported("fedspa.algorithms.fedspa:respond")
-_SHARES = Imported("fedspa.algorithms.aggregated:respond")
-_MEAN = Imported("fedspa.algorithms.aggregated:mean_update")
+_SHARES = Imported("fedspa.algorithms.fedspa:respond_in_sums")
+_MEAN = Imported("fedspa.algorithms.fedspa:mean_update")
 
 
 def _private(*, sparse: bool, server: ServerStep) -> Algorithm:

@@ -36,9 +36,8 @@ from fedspa.result import RunResult
 from fedspa.running import run as run_release
 from fedspa.runs import config as configs
 from fedspa.runs.guarantee import statement
-from fedspa.runs.records import holdings_of, records_of
 from fedspa.runs.rundir import ledger_of
-from fedspa.runs.setup import task_of, with_targets
+from fedspa.runs.setup import holdings_of, records_of, task_of, with_targets
 
 MOST_LOSS = math.log(1000)  # a log loss beyond it counts as it: the probability of the true class was below 1/1000
 MOST_CLASSES = 30  # with more of them a confusion matrix is nothing but noise

@@ -13,7 +13,6 @@ from fedspa.analytics.estimates import Estimate, Numbers, estimates
 from fedspa.analytics.scores import scores
 from fedspa.data.columns import Schema, checked
 from fedspa.errors import ConfigError
-from fedspa.learning.options import Options
 from fedspa.learning.tasks.totals import Layout, Totals, layout_of
 from fedspa.runs.checkpoint import load_latest
 from fedspa.runs.config import Config, load
@@ -61,9 +60,8 @@ def released(folder: Path) -> Released:
     uploads = sum(metrics.agents for metrics in read_metrics(folder / "metrics.jsonl"))
     if not uploads:
         raise ConfigError(f"the run in {folder} released nothing: no agent answered")
-    options = Options.of(config.task.options)
     schema = None if config.task.options.get("layout") is not None else checked(summary["schema"])
-    layout = layout_of(options, schema)
+    layout = layout_of(config.task.options, schema)
     bound, noise = config.algorithm.batch, float(summary["noise_multiplier"])
     totals = {name: tensor.double().numpy() * bound for name, tensor in found.state.tensors.items()}
     sites = [("", totals["theta"] * uploads, noise * math.sqrt(uploads))]

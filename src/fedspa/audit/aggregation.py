@@ -24,8 +24,7 @@ import numpy as np
 from scipy import stats
 from torch import Tensor
 
-from fedspa.agent.member import simulated_keys
-from fedspa.agent.participate import Request, payloads
+from fedspa.agent.participate import Request, payloads, simulated_keys
 from fedspa.algorithms import Agent, Algorithm, Terms, chosen
 from fedspa.algorithms.base import Answer, session_of
 from fedspa.audit.audited import Audited, Setting

@@ -55,7 +55,7 @@ def new_site(
     Example: fedspa site new north --superlink server.example:8443
     """
     from fedspa.agent.ledger.ledger import Ledger
-    from fedspa.flower import credentials, folders
+    from fedspa.flower import folders
 
     name = real_path(folder).name if agent is None else agent
     if not 0 < len(name) <= 200:
@@ -65,14 +65,14 @@ def new_site(
             raise ConfigError(f"{option} is {value!r}; give a text without quotes, backslashes and control characters")
     folders.require_address("--superlink", superlink)
     if certificate is not None:
-        credentials.read_certificate(certificate)
+        folders.read_certificate(certificate)
     names = {"site.toml": folders.SITE, "site_policy.toml": "policy.toml", "site_README.md": "README.md"}
     values = {"agent": name, "data": data, "classes": str(classes), "superlink": superlink, "port": str(port)}
     with os_errors_as(ConfigError, str(folder), "name a folder that can be written"):
         folders.make(folder)
         fill(folder, names, values)
         (folder / "apps.sha256").write_text("# Digests of the apps that were reviewed here; see `fedspa site pin`.\n")
-        credentials.make_node_key(folder / "node.key")
+        folders.make_node_key(folder / "node.key")
         (folder / "ledger").mkdir()
         if certificate is not None:
             shutil.copyfile(certificate, folder / "ca.crt")
@@ -134,12 +134,12 @@ def run_site(folder: SiteFolder, log_format: LogFormat = "text") -> None:
     Example: fedspa site run north --log-format json
     """
     require_flower()
-    from fedspa.flower import logs, start
+    from fedspa.flower import monitor, start
     from fedspa.flower.folders import read_site_folder
 
     found = read_site_folder(folder)
     if log_format == "json":
-        logs.as_json(found.path / "agent.log")
+        monitor.as_json(found.path / "agent.log")
     start.run_site(found)
 
 
@@ -227,7 +227,7 @@ def new_server(
 
     Example: fedspa server new server --name server.example
     """
-    from fedspa.flower import credentials, folders
+    from fedspa.flower import folders
 
     for option, value in (("--name", name), ("--host", host)):
         if not folders.is_host(value):
@@ -236,7 +236,7 @@ def new_server(
         folders.make(folder)
         values = {"name": name, "host": host, "port": str(port)}
         fill(folder, {"server.toml": folders.SERVER, "server_README.md": "README.md"}, values)
-        credentials.make_certificate(folder, name)
+        folders.make_certificate(folder, name)
         for part in ("nodes", "runs"):
             (folder / part).mkdir()
     print(f"Created the server {name} in {folder}. Its README.md lists the next steps; then:\n")
@@ -253,13 +253,13 @@ def run_server(folder: ServerFolder, log_format: LogFormat = "text") -> None:
     Example: fedspa server run server --log-format json
     """
     require_flower()
-    from fedspa.flower import logs, start
+    from fedspa.flower import monitor, start
     from fedspa.flower.check import examine_server
     from fedspa.flower.folders import read_server_folder
 
     found = read_server_folder(folder)
     if log_format == "json":
-        logs.as_json(None)
+        monitor.as_json(None)
     show_checks("server", examine_server(found), log_format == "json")
     start.run_server(found)
 

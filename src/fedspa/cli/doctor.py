@@ -193,8 +193,7 @@ def diagnose(source: str, overrides: list[str], shape: str | None, classes: int 
     from fedspa.learning.layers import Unsound, layer_problems
     from fedspa.learning.validate import trial
     from fedspa.runs.config import load
-    from fedspa.runs.records import records_of
-    from fedspa.runs.setup import prepare, task_of, with_targets
+    from fedspa.runs.setup import prepare, records_of, task_of, with_targets
 
     is_config = source.endswith(".toml")
     if shape is not None and is_config:
@@ -238,9 +237,9 @@ def diagnose(source: str, overrides: list[str], shape: str | None, classes: int 
 def _build(config: Config, data: Dataset, task: Task, like: Examples, own_shape: bool) -> nn.Module:
     """Build the model and check that it takes such records. Without --shape they may only be the quickstart's."""
     from fedspa.learning import models
-    from fedspa.learning.fit import require_fit
     from fedspa.learning.flat import FlatModel
     from fedspa.learning.layers import layer_problems
+    from fedspa.learning.models import require_fit
 
     name = config.model.name
     module: nn.Module | None = None

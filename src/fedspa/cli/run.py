@@ -114,8 +114,7 @@ def show(result: RunResult, screen: Console) -> None:
     from fedspa.runs.config import load
     from fedspa.runs.defaults import chosen
     from fedspa.runs.guarantee import shown, shown_bytes, statement
-    from fedspa.runs.metrics import heading, label, shown_score
-    from fedspa.runs.rundir import ledger_of
+    from fedspa.runs.rundir import heading, label, ledger_of, shown_score
 
     name = result.summary["score"]
     table = Table(title=f"{heading(name)} by round", box=None)

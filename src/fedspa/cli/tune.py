@@ -81,7 +81,7 @@ def tune(
     from rich.console import Console
 
     from fedspa.runs.guarantee import shown
-    from fedspa.runs.metrics import RoundMetrics, shown_score
+    from fedspa.runs.rundir import RoundMetrics, shown_score
     from fedspa.tuning.tune import ProxyRun, tune
 
     screen = Console(stderr=True)
@@ -127,7 +127,7 @@ def show(result: RunResult, screen: Console) -> None:
     from rich.table import Table
 
     from fedspa.cli.screen import show as show_table
-    from fedspa.runs.metrics import AGENTS_SCORE, heading, shown_score
+    from fedspa.runs.rundir import AGENTS_SCORE, heading, shown_score
     from fedspa.tuning.tune import BEST
 
     running.show(result, screen)

@@ -17,7 +17,7 @@ from fedspa.errors import ConfigError
 
 if TYPE_CHECKING:
     from fedspa.runs.config import Config
-    from fedspa.runs.metrics import RoundMetrics
+    from fedspa.runs.rundir import RoundMetrics
 
 State = Literal["running", "finished", "stopped", "failed", "killed"]
 
@@ -84,7 +84,7 @@ class RoundPrinter:
 
 def format_round(config: Config, metrics: RoundMetrics) -> str:
     from fedspa.runs.guarantee import shown, shown_bytes
-    from fedspa.runs.metrics import label, shown_score
+    from fedspa.runs.rundir import label, shown_score
 
     spent = "" if metrics.epsilon is None else f", ε {shown(metrics.epsilon)} ({terms(config, metrics)})"
     score = f"{label(metrics.headline)} {shown_score(metrics.headline, metrics.score)}"
@@ -111,18 +111,17 @@ def terms(config: Config, metrics: RoundMetrics) -> str:
     """Return what the ε of a round is relative to."""
     from fedspa.mechanisms.base import relation
     from fedspa.privacy.budget import AGAINST_ALL, shown
-    from fedspa.runs.config import algorithm_of, cohort_of
+    from fedspa.privacy.event import PLD
+    from fedspa.runs.config import cohort_of
     from fedspa.runs.guarantee import observer
 
     privacy = config.privacy
-    mechanism = algorithm_of(config).mechanism
-    accountant = "pld" if mechanism is None else mechanism.accountant
     caveat = "" if metrics.private else "NOT PRIVATE, "
     if privacy.noise == "seeded":
         caveat = "NOT PRIVATE: SEEDED NOISE, "
     neighbours = relation(privacy.neighbours, privacy.sampling)
     unit = "record" if config.data.person is None else "person"
-    of = f"{caveat}for each {unit}, δ = {privacy.delta:g}, {neighbours}, {privacy.sampling} sampling, {accountant}"
+    of = f"{caveat}for each {unit}, δ = {privacy.delta:g}, {neighbours}, {privacy.sampling} sampling, {PLD}"
     cohort = cohort_of(config)
     if cohort is None:
         return of

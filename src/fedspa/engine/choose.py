@@ -20,8 +20,7 @@ from fedspa.examples import MOST_SLOTS, Examples, Tree, layout, leaves
 from fedspa.learning.agreement import Disagreement, require_agreement, synthetic_examples
 from fedspa.learning.flat import FlatModel
 from fedspa.learning.tasks import Classification, PerPerson, Task
-from fedspa.learning.tasks.base import OutputTask
-from fedspa.learning.tasks.wrappers import tried
+from fedspa.learning.tasks.base import OutputTask, tried
 from fedspa.learning.validate import try_failures, try_gradients
 
 # How far an engine must keep records apart: not at all, as in a simulation; each at its place, where neighbours have

@@ -17,8 +17,7 @@ from fedspa.examples import Tree, count, in_float64, leaves, mapped, moved, sing
 from fedspa.learning.flat import FlatModel, copied
 from fedspa.learning.forward import Switches, evaluating, in_modes, modes, one_example_a_time, outputs
 from fedspa.learning.tasks import Classification, PerPerson, Task
-from fedspa.learning.tasks.base import OutputTask
-from fedspa.learning.tasks.wrappers import Drawing, require_seeds
+from fedspa.learning.tasks.base import Drawing, OutputTask, require_seeds
 
 
 class PerExampleEngine(Engine):

@@ -21,8 +21,16 @@ from fedspa.agent.participate import Outbox, check_newest
 from fedspa.agent.policy import Policy
 from fedspa.errors import Check, ConfigError, DataError, FedspaError, LedgerError, real_path, run_checks
 from fedspa.examples import count, layout, leaves
-from fedspa.flower import credentials
-from fedspa.flower.folders import ServerFolder, SiteFolder, address_parts
+from fedspa.flower.folders import (
+    ServerFolder,
+    SiteFolder,
+    address_parts,
+    days_left,
+    names_of,
+    node_key_problem,
+    read_certificate,
+    server_key_problem,
+)
 from fedspa.flower.monitor import answers_tls
 from fedspa.flower.site import Site, bad_records, read_site
 from fedspa.flower.terms import VERSION
@@ -160,12 +168,12 @@ def _ledger(site: SiteFolder) -> Iterator[Check]:
 
 
 def _node_key(site: SiteFolder) -> Iterator[Check]:
-    problem = credentials.node_key_problem(site.key)
+    problem = node_key_problem(site.key)
     yield Check("node key", problem is None, problem or f"{site.key}, readable by its owner only")
 
 
 def _certificate(site: SiteFolder) -> Iterator[Check]:
-    left = credentials.days_left(credentials.read_certificate(site.certificate))
+    left = days_left(read_certificate(site.certificate))
     why = f"valid for {left} days" if left >= 0 else f"ended {-left} days ago; ask for the server's new one"
     yield Check("certificate", left >= 0, f"{site.certificate}, {why}")
 
@@ -231,9 +239,9 @@ def examine_server(server: ServerFolder) -> list[Check]:
 
 
 def _server_certificate(server: ServerFolder) -> Iterator[Check]:
-    certificate, authority = map(credentials.read_certificate, (server.certificate, server.authority))
-    left = min(map(credentials.days_left, (certificate, authority)))
-    names = ", ".join(credentials.names_of(certificate)) or "no name, so that no site can check it"
+    certificate, authority = map(read_certificate, (server.certificate, server.authority))
+    left = min(map(days_left, (certificate, authority)))
+    names = ", ".join(names_of(certificate)) or "no name, so that no site can check it"
     why = f"valid for {left} days" if left >= 0 else f"ended {-left} days ago: put a new one there, and ca.crt at sites"
     yield Check("certificate", left >= 0, f"{server.certificate}: {names}; {why}")
     try:
@@ -244,7 +252,7 @@ def _server_certificate(server: ServerFolder) -> Iterator[Check]:
 
 
 def _server_key(server: ServerFolder) -> Iterator[Check]:
-    problem = credentials.server_key_problem(server.key, server.certificate)
+    problem = server_key_problem(server.key, server.certificate)
     yield Check("key", problem is None, problem or f"{server.key}, readable by its owner only")
 
 

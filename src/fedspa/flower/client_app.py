@@ -30,14 +30,14 @@ from fedspa.agent.participate import (
 )
 from fedspa.algorithms import Agent, chosen
 from fedspa.examples import count
-from fedspa.flower import logs, monitor
+from fedspa.flower import monitor
 from fedspa.flower.site import Site, read_site
 from fedspa.flower.terms import Announcement, TermsError, exchange_of, from_record
 from fedspa.learning.tasks.totals import Totals
 from fedspa.randomness.streams import agent_key
 
 logger = logging.getLogger("fedspa.agent")
-logs.set_up()
+monitor.set_up()
 _LONGEST = 2000  # letters of a refusal's text: it may quote the server, who could fill the disk with it
 
 app = ClientApp()
@@ -67,16 +67,16 @@ def _answered(message: Message, context: Context, kind: str, key: str, answer: C
     try:
         found = answer()
         if kind != "update":  # of which `participate_once` says what was spent
-            logger.info("%s: answered", kind, extra=logs.event("answered"))
+            logger.info("%s: answered", kind, extra=monitor.event("answered"))
     except Refusal as refusal:
         code = refusal.code
         words = str(refusal)[:_LONGEST]
-        logger.warning("refused (%s): %s", code, words, extra=logs.event("refused", code))
+        logger.warning("refused (%s): %s", code, words, extra=monitor.event("refused", code))
     except KeyboardInterrupt:
         raise
     except BaseException:  # one that escaped, a SystemExit too, would carry its text to the server
         code = "internal"
-        logger.exception("the round failed", extra=logs.event("refused", code))
+        logger.exception("the round failed", extra=monitor.event("refused", code))
     if kind == "update" or code is not None:
         monitor.count_answer(context.node_config, code or found)
     record = ConfigRecord({key: found} if code is None else {"refusal": code})

@@ -25,8 +25,7 @@ from flwr.serverapp import Grid
 from flwr.supercore import log
 
 from fedspa import durable
-from fedspa.agent.member import simulated_keys
-from fedspa.agent.participate import CODES
+from fedspa.agent.participate import CODES, simulated_keys
 from fedspa.errors import ConfigError, FedspaError, os_errors_as
 from fedspa.flower.settings import FlowerSettings
 from fedspa.randomness.streams import root_key

@@ -26,9 +26,8 @@ from fedspa.runs.config import Config
 from fedspa.runs.guarantee import statement
 from fedspa.runs.identity import facts
 from fedspa.runs.loop import Observer, RunState, Start, train
-from fedspa.runs.metrics import RoundMetrics, label, shown_score
-from fedspa.runs.records import records_of
-from fedspa.runs.setup import Job, prepare, prepare_server
+from fedspa.runs.rundir import RoundMetrics, label, shown_score
+from fedspa.runs.setup import Job, prepare, prepare_server, records_of
 from fedspa.runs.trials import server_of
 from fedspa.server.coordinator import Coordinator
 

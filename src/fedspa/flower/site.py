@@ -22,16 +22,19 @@ from numpy.typing import NDArray
 from pydantic import Field, ValidationError, model_validator
 
 from fedspa.agent.ledger.ledger import Ledger
-from fedspa.agent.member import Member, Question, answer_exchange, simulated_keys
 from fedspa.agent.participate import (
+    Member,
+    Question,
     Refusal,
     Request,
     agent_name,
+    answer_exchange,
     encode_answer,
     participate_once,
     pay,
     release,
     respond,
+    simulated_keys,
 )
 from fedspa.agent.policy import Policy
 from fedspa.algorithms import Agent
@@ -51,7 +54,6 @@ from fedspa.flower.terms import MOST_CLASSES, Announcement, ExchangeRecord
 from fedspa.flower.trainer import SiteExamples, Trainer, trainer_for
 from fedspa.learning import models
 from fedspa.learning.flat import alike
-from fedspa.learning.options import Options
 from fedspa.learning.tasks import CustomLoss, Task
 from fedspa.learning.tasks.named import NAMES as TASKS
 from fedspa.learning.tasks.named import resolve
@@ -59,10 +61,9 @@ from fedspa.learning.tasks.totals import Totals
 from fedspa.privacy.event import Sampling, Unit
 from fedspa.randomness.streams import Stream, derive_key, root_key
 from fedspa.runs.config import Config
-from fedspa.runs.records import holdings_of, names_of, records_of, trained_on, with_own_agents
 from fedspa.runs.sections import Data, Section
 from fedspa.runs.sections import Task as TaskSection
-from fedspa.runs.setup import task_of, with_targets
+from fedspa.runs.setup import holdings_of, names_of, records_of, task_of, trained_on, with_own_agents, with_targets
 from fedspa.secagg.keys import Roster, SecretKey
 from fedspa.secagg.recovery import Progress, answer, survivors_in
 from fedspa.secagg.session import Session
@@ -288,14 +289,14 @@ class Site:
                     "the run asks for statistics of the records, which this site has not allowed: set statistics = "
                     "true in the node-config"
                 )
-            return resolve(asked.name, held.record.y, None, held.key, Options.of(asked.options))
+            return resolve(asked.name, held.record.y, None, held.key, asked.options)
         if is_plugin(self.task):
             return resolve(self.task, held.record.y, None, held.key)
         if asked.name != self.task:
             raise ConfigError(
                 f"the run learns {asked.name[:100]!r}, this site {self.task!r}: set task in the node-config"
             )
-        return resolve(self.task, held.record.y, self.own_classes, held.key, Options.of(asked.options))
+        return resolve(self.task, held.record.y, self.own_classes, held.key, asked.options)
 
     def member_for(self, announced: Announcement) -> Member:
         """Return what this agent is in the cohort of a sum, or raise a Refusal."""
@@ -367,7 +368,7 @@ class SimulatedSite(Site):
         return "fixed-slot"
 
     def trainer(self, announced: Announcement, held: SiteExamples) -> Trainer:
-        run, options = self.config.run, Options.of(announced.task.options)
+        run, options = self.config.run, announced.task.options
         task = resolve(self.config.task.name, held.record.y, self._federation.classes, held.key, options)
         return self._trainer(announced, held, task, run.engine, run.threads)
 

@@ -18,8 +18,8 @@ from fedspa.errors import ConfigError
 from fedspa.examples import Examples, Tree, layout, taken
 from fedspa.learning import models
 from fedspa.learning.features import Features
-from fedspa.learning.fit import require_fit
 from fedspa.learning.flat import FlatModel, sketch
+from fedspa.learning.models import require_fit
 from fedspa.learning.tasks import PerPerson, Task
 from fedspa.learning.validate import try_scores
 from fedspa.runs.setup import Training

@@ -33,9 +33,8 @@ from fedspa.flower.terms import Announcement, to_record
 from fedspa.learning.flat import sketch
 from fedspa.runs.guarantee import Guarantee, LedgerTotal, no_total, total_in
 from fedspa.runs.loop import RunState, check_same_noise, noise
-from fedspa.runs.metrics import RoundMetrics, label, shown_score
 from fedspa.runs.run_ledger import open_ledger
-from fedspa.runs.rundir import ASKED
+from fedspa.runs.rundir import ASKED, RoundMetrics, label, shown_score
 from fedspa.secagg.masking import Void
 from fedspa.secagg.recovery import Step
 from fedspa.secagg.session import Session

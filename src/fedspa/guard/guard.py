@@ -30,7 +30,7 @@ from typing import Any, NoReturn, ParamSpec, TypeVar, get_args
 from fedspa.agent.ledger.ledger import Ledger, check_name
 from fedspa.agent.policy import Policy, PolicyRefusal
 from fedspa.errors import BudgetError, ConfigError, LedgerError, PrivacyError, quoted
-from fedspa.mechanisms.gaussian.event import GaussianEvent
+from fedspa.mechanisms.gaussian.plan import GaussianEvent
 from fedspa.privacy.budget import PrivacyBudget, Total, admits, shown
 from fedspa.privacy.event import MOST, Event, Neighbours, NoiseMode, Sampling, Unit, noise_modes, seeded_warning
 

@@ -26,7 +26,7 @@ import numpy as np
 
 from fedspa.errors import PrivacyError
 from fedspa.guard.guard import Guard, check_count
-from fedspa.mechanisms.gaussian.event import GaussianEvent
+from fedspa.mechanisms.gaussian.plan import GaussianEvent
 from fedspa.privacy.event import NoiseMode
 
 _MARK = "_fedspa_guard"

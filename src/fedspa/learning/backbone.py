@@ -70,11 +70,9 @@ def _features(made: Split, x: Tree) -> Tree:
 def split(module: nn.Module, example_spec: Examples, task: Task) -> Split | str:
     """Split a module behind its frozen body, for records of the layout of `example_spec`; or return the reason why not.
 
-    The reason is "" where nothing is frozen. The task is that of records. No value of a record is read: whether there
-    is a split depends on the module and on the layout of a record alone.
+    The task is that of records. No value of a record is read: whether there is a split depends on the module and on the
+    layout of a record alone.
     """
-    if all(parameter.requires_grad for parameter in module.parameters()):
-        return ""
     if not isinstance(task, OutputTask):
         return f"the task ({task.name}) calls the module itself"
     if any(_hooked(layer) for layer in module.modules()):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
 from pydantic import (
@@ -32,39 +30,6 @@ Weights = Annotated[
     WrapValidator(_or_balanced),
     PlainSerializer(lambda weights: weights),  # a list or a word: pydantic's own would warn of the word
 ]
-
-
-@dataclass(frozen=True, slots=True)
-class Options:
-    """The options of all tasks, public numbers; `OPTIONS` says which task has which.
-
-    `scale` follows from a table's schema: how much of the targets' own unit 1 is, in which errors are reported.
-    `balanced` weights follow from the server's held-out targets.
-    """
-
-    weights: tuple[float, ...] | None = None
-    balanced: bool = False
-    label_smoothing: float = 0.0
-    loss: Error = "mse"
-    huber: float = 1.0
-    ignore_index: int = -100
-    scale: float = 1.0
-    columns: tuple[str, ...] | None = None
-    bins: int = 20
-    by_class: bool = False
-    shares: Mapping[str, float] = field(default_factory=dict)
-    layout: str | None = None
-
-    @classmethod
-    def of(cls, given: Mapping[str, Any], scale: float = 1.0) -> Options:
-        """Return the options that a checked [task.options] gives."""
-        weights = given.get("weights")
-        balanced = weights == BALANCED
-        weights = None if weights is None or balanced else tuple(weights)
-        found = {**given, "weights": weights, "balanced": balanced, "scale": scale}
-        if "columns" in given:
-            found["columns"] = tuple(given["columns"])
-        return cls(**found)
 
 
 class TaskOptions(BaseModel):
@@ -111,7 +76,7 @@ class _Tokens(TaskOptions):
     )
 
 
-class _Statistics(TaskOptions):
+class StatisticsOptions(TaskOptions):
     columns: Annotated[list[str], Field(min_length=1, max_length=10_000)] | None = Field(
         None, description="The columns of the schema; all of them if unset."
     )
@@ -127,7 +92,7 @@ class _Statistics(TaskOptions):
     )
 
     @model_validator(mode="after")
-    def _announced_alone(self) -> _Statistics:
+    def _announced_alone(self) -> StatisticsOptions:
         if self.layout is not None and self.model_fields_set != {"layout"}:
             raise ValueError("task.options.layout stands alone: a server writes it in place of the other options")
         return self
@@ -140,5 +105,5 @@ OPTIONS: dict[str, type[TaskOptions]] = {
     "regression": _Numbers,
     "next-token": _Tokens,
     "token-classification": _Tokens,
-    "statistics": _Statistics,
+    "statistics": StatisticsOptions,
 }

@@ -3,22 +3,9 @@
 Rows are examples, columns the k active coordinates. A row with a NaN or an infinity counts as zero: its clipped
 gradient is then defined, and the sensitivity of the sum is what the plan says for *any* data.
 
-Sums of any number of clipped rows in float64, whose rounding the clip's margin covers.
-
-An addition is rounded by at most u = 2⁻⁵³ of its result. In any order, which may be another for each coordinate, a row
-goes through fewer than n additions, so that the sum of n rows of norm C at most is off by u·n²·C, and two neighbouring
-sums by 2·u·n²·C. At PLAIN rows that is 9.6·10⁻⁷ C, of the 1.88·10⁻⁶ that the margin has left when a row is clipped.
-
-The rows after those are summed SPAN at a time, and what the addition of a span's sum loses is kept and added at the
-end (Knuth's TwoSum: exact but for the second order). A span of r rows is off by u·r²·C, so that two neighbouring sums
-of N rows more are off by 2·u·r·N·C. With PLAIN rows before them that is within the margin up to N = 65 million.
-
-What a private quantile counts beside them is summed alike, and has no margin of its own: a share of ½ is a share of ½.
-Its noise is such that it has 4 % of the gradients' part in the cost of a record (QUANTILE_NOISE_FACTOR² − 1), and so
-has its rounding: their margin covers both, up to N = 60 million.
-
-Which rows fall into a span may depend on how many records there are. It need not be public: the bound holds for two
-sums that are spanned differently, as it does for two that are added in another order.
+Sums of any number of clipped rows in float64, whose rounding the clip's margin covers
+(docs/engines.md#rounding-of-sums has the proof): plain sums of the first PLAIN rows, then SPAN at a time with what the
+addition of a span loses kept and added at the end (Knuth's TwoSum). Which rows fall into a span need not be public.
 """
 
 from __future__ import annotations

@@ -1,12 +1,8 @@
 """Verified ε: an upper bound on the privacy cost of events to an agent's records.
 
-`pld` composes privacy loss distributions (`pld`, `subsampling`). Events of which only the (ε, δ) of a release is known
-go by `compose_releases`, under a name of their own. An event says itself under which relation it has an accountant.
-Events of different plans, mechanisms and samplings compose where all were fixed beforehand. What a server chose after
-it saw releases is for `budget`.
-
-Events that need different accountants share δ equally among these, and the ε are added. That is plain composition,
-which holds for any mechanisms.
+Privacy loss distributions (`pld`) are composed. An event says itself under which relation it has one. Events of
+different plans, mechanisms and samplings compose where all were fixed beforehand. What a server chose after it saw
+releases is for `budget`.
 """
 
 from __future__ import annotations
@@ -14,16 +10,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from functools import lru_cache
-from typing import Any, TypeVar
 
 from fedspa.errors import PrivacyError
-from fedspa.privacy.event import MOST, PLD, Event, Neighbours, Step, check_one_unit, check_word
-
-E = TypeVar("E", bound=Event)
-# How much of δ pays for composition; the rest is shared out among the releases. 0 stands for plain addition.
-_SHARES = (0.0, 0.001, 0.01, 0.05, 0.1, 0.2, 0.5, 0.8)
-# Above all rounding of the few operations between the releases' ε and their total.
-_SLACK = 1 + 1e-9
+from fedspa.privacy.event import MOST, Event, Neighbours, Step, check_one_unit, check_word
 
 
 def epsilon(events: Mapping[Event, int], delta: float, *, neighbours: Neighbours) -> float:
@@ -37,44 +26,32 @@ def epsilon(events: Mapping[Event, int], delta: float, *, neighbours: Neighbours
         raise PrivacyError(f"delta is {delta}; it must lie between 0 and 1")
     check_word("neighbours", neighbours, Neighbours)
     check_one_unit(events)
-    parts: dict[str, set[tuple[Event, int]]] = {}
     for event, count in events.items():
         if not 0 <= count <= MOST:
             raise PrivacyError(f"participations is {count}; it must lie between 0 and {MOST:g}")
-        by = event.accountant(neighbours)
-        if count:
-            parts.setdefault(by, set()).add((event, count))
-    costs = (_certified(frozenset(part), delta / len(parts), neighbours, by) for by, part in sorted(parts.items()))
-    return sum(costs, 0.0)
+        event.accountant(neighbours)
+    counted = frozenset((event, count) for event, count in events.items() if count)
+    return _certified(counted, delta, neighbours) if counted else 0.0
 
 
-def _certified(events: frozenset[tuple[Event, int]], delta: float, neighbours: Neighbours, accountant: str) -> float:
+def _certified(events: frozenset[tuple[Event, int]], delta: float, neighbours: Neighbours) -> float:
     """Return ∞, and raise no exception, where numbers leave the range of float64: nothing is certified there."""
     import numpy as np
 
     try:
         with np.errstate(all="ignore"):
-            cost = _epsilon(events, delta, neighbours, accountant)
+            cost = _epsilon(events, delta, neighbours)
     except (ArithmeticError, ValueError):  # `math` raises the latter at a logarithm of 0
         return math.inf
     return math.inf if math.isnan(cost) else cost
 
 
-def _step_epsilon(event: Event, delta: float) -> float:
-    return event.step_epsilon(delta)
-
-
 @lru_cache(maxsize=4096)
-def _epsilon(events: frozenset[tuple[Event, int]], delta: float, neighbours: Neighbours, accountant: str) -> float:
-    if accountant != PLD:
-        return compose_releases(dict(events), delta, _step_epsilon)
+def _epsilon(events: frozenset[tuple[Event, int]], delta: float, neighbours: Neighbours) -> float:
     # Events that differ in their number of steps only are one mechanism; in a fixed order, so that sums are repeatable.
     steps: dict[Step, int] = {}
     for event, count in sorted(events, key=lambda item: item[0].to_json()):
-        step = event.step
-        if step is None:
-            return math.inf
-        steps[step] = steps.get(step, 0) + count * event.steps
+        steps[event.step] = steps.get(event.step, 0) + count * event.steps
     delta -= sum(n * step.extra_delta(neighbours) for step, n in steps.items())
     if delta <= 0:
         return math.inf
@@ -105,8 +82,7 @@ def gaussian_epsilon(shift: float, delta: float) -> float:
 
 
 def _pld_epsilon(steps: Mapping[Step, int], delta: float, neighbours: Neighbours) -> float:
-    from fedspa.privacy.pld import DominatingPair, composed_epsilon
-    from fedspa.privacy.subsampling import Removed
+    from fedspa.privacy.pld import DominatingPair, Removed, composed_epsilon
 
     # Any number of plain Gaussians is one Gaussian.
     shifts = {step: step.gaussian_shift(neighbours) for step in steps}
@@ -126,40 +102,6 @@ def _pld_epsilon(steps: Mapping[Step, int], delta: float, neighbours: Neighbours
     if neighbours == "replace-one":
         return first
     return max(first, composed_epsilon(direction(1), delta, at_least=first))
-
-
-def compose_releases(events: Mapping[E, int], delta: float, once: Callable[[E, float], float]) -> float:
-    """Return ε at `delta` of releases of which only (ε, δ) is known, for any δ; infinite where none is known.
-
-    `once` gives ε at a δ of one of an event's releases; that δ is chosen for the total at hand. Dwork, Rothblum, Vadhan
-    2010, Theorem III.3, and plain addition, whichever is less.
-    """
-    counted = frozenset((event, count) for event, count in events.items() if count)
-    return _composed(counted, delta, once) if counted else 0.0
-
-
-@lru_cache(maxsize=4096)
-def _composed(events: frozenset[tuple[Any, int]], delta: float, once: Callable[[Any, float], float]) -> float:
-    ordered = sorted(events, key=lambda item: item[0].to_json())
-    return min(_composed_with(ordered, delta, share, once) for share in _SHARES)
-
-
-def _composed_with(
-    events: list[tuple[Any, int]], delta: float, share: float, once: Callable[[Any, float], float]
-) -> float:
-    """Each release gets the same part of what composition leaves of δ."""
-    releases = sum(count * event.steps for event, count in events)
-    part = (1 - share) * delta / releases
-    each: list[tuple[float, int]] = [(once(event, part), count * event.steps) for event, count in events]
-    if any(math.isinf(cost) for cost, _ in each):
-        return math.inf
-    if share == 0:
-        return _SLACK * sum(times * cost for cost, times in each)
-    if max(cost for cost, _ in each) > 100:  # e^ε − 1 times anything: addition is far less
-        return math.inf
-    drift = sum(times * cost * math.expm1(cost) for cost, times in each)
-    squares = sum(times * cost**2 for cost, times in each)
-    return _SLACK * (drift + math.sqrt(2 * math.log(1 / (share * delta)) * squares))
 
 
 def last_that_fits(fits: Callable[[int], bool], enough: int, over: int) -> int:

@@ -11,16 +11,17 @@ of the noise: that is the worst case, and a budget has a second ε for it. A bud
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from decimal import ROUND_CEILING, Context
 from typing import NamedTuple
 
 from fedspa.errors import PrivacyError
 from fedspa.privacy.accounting import last_that_fits
 from fedspa.privacy.event import Event, Neighbours, as_server_saw, check_one_unit, check_word
+from fedspa.privacy.event import shown as shown
+from fedspa.privacy.event import shown_digits as shown_digits
+from fedspa.privacy.event import shown_left as shown_left
 
 # What showed a total, for its reader.
 BY_FILTER = "rdp filter (plans chosen after releases)"
@@ -130,26 +131,6 @@ class Total(NamedTuple):
 
     epsilon: float
     by: str
-
-
-def shown(epsilon: float | None) -> str:
-    """ε to three digits, rounded up: a figure on a page may overstate a cost, never understate it. What is no number
-    bounds nothing; in JSON, which has no infinity, that is null."""
-    if epsilon is None or not math.isfinite(epsilon):
-        return "∞"
-    return f"{math.ceil(epsilon * 1000) / 1000:.3f}"
-
-
-def shown_digits(epsilon: float) -> str:
-    """ε to four significant digits, rounded up likewise: for tables of large and small ones."""
-    if not math.isfinite(epsilon):
-        return shown(epsilon)
-    return f"{float(Context(prec=4, rounding=ROUND_CEILING).create_decimal_from_float(epsilon)):.4g}"
-
-
-def shown_left(epsilon: float, spent: float) -> str:
-    """Format what is left of a budget's `epsilon`, rounded down but for the last bits of the two."""
-    return f"{math.floor(max(0.0, epsilon - spent) * 1000 + 1e-9) / 1000:.3f}"
 
 
 def exceeded_limit(events: Mapping[Event, int], cap: PrivacyBudget, first: FirstPlan | None) -> Limit | None:

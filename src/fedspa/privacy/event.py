@@ -1,8 +1,7 @@
 """What one participation does to an agent's records, and what accountants may make of it, whatever the mechanism.
 
 An event is the unit that ledgers store and accountants compose. Each mechanism has its own kind (`mechanisms`), and
-this file has all that is asked of one: a single release of a sampled batch as a `Step`, which accountants compose, or
-at least the (ε, δ) of one.
+this file has all that is asked of one: a single release of a sampled batch as a `Step`, which accountants compose.
 
 `noise` says where the noise came from: the operating system (`secure`, `exact`) or, in simulations, a seed. An
 adversary with the seed can subtract the noise. `noise` is None where it is not known: a guard's caller may leave it
@@ -21,6 +20,7 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields, replace
+from decimal import ROUND_CEILING, Context
 from functools import cache
 from types import NoneType
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, cast, get_args, get_origin, get_type_hints
@@ -82,6 +82,18 @@ class Step(ABC):
     def extra_delta(self, neighbours: Neighbours) -> float:
         """Return the δ that one release costs beside its loss distribution."""
         return 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class PureStep(Step):
+    """A release of which only its ε is known: it is (ε, 0)-differentially private."""
+
+    epsilon: float
+
+    def pairs(self, neighbours: Neighbours) -> tuple[DominatingPair, ...]:
+        from fedspa.privacy.pld import RandomisedResponse
+
+        return (RandomisedResponse(self.epsilon),)
 
 
 class Event(ABC):
@@ -160,22 +172,15 @@ class Event(ABC):
         return self.with_noise(None)
 
     def accountant(self, neighbours: Neighbours) -> str:
-        """Return the name of the accountant that composes it under this relation; raise a PrivacyError if none does.
-
-        That of privacy loss distributions composes steps. What has none has an accountant of the kind's name.
-        """
+        """Return the name of the accountant that composes it under this relation; raise a PrivacyError if none does."""
         if neighbours not in self.relations:
             raise PrivacyError(f"{self.kind} noise has no accountant under {neighbours}; allowed: {self.relations[0]}")
-        return self.kind if self.step is None else PLD
+        return PLD
 
     @property
     @abstractmethod
-    def step(self) -> Step | None:
-        """One of its releases; None where all that is known of one is `step_epsilon`."""
-
-    def step_epsilon(self, delta: float) -> float:
-        """ε at `delta` of one release of a sampled batch, for any δ, under each of its `relations`."""
-        return math.inf
+    def step(self) -> Step:
+        """Return one of its releases."""
 
     def __post_init__(self) -> None:
         types = field_types(type(self))
@@ -265,3 +270,23 @@ def seeded_warning(modes: Mapping[str, int]) -> str | None:
         return None
     whose = "THE NOISE" if seeded == among else f"THE NOISE OF {seeded} OF {among} PARTICIPATIONS"
     return f"{whose} WAS SEEDED: a simulation, nothing in it is private; ε would hold with secure noise"
+
+
+def shown(epsilon: float | None) -> str:
+    """ε to three digits, rounded up: a figure on a page may overstate a cost, never understate it. What is no number
+    bounds nothing; in JSON, which has no infinity, that is null."""
+    if epsilon is None or not math.isfinite(epsilon):
+        return "∞"
+    return f"{math.ceil(epsilon * 1000) / 1000:.3f}"
+
+
+def shown_digits(epsilon: float) -> str:
+    """ε to four significant digits, rounded up likewise: for tables of large and small ones."""
+    if not math.isfinite(epsilon):
+        return shown(epsilon)
+    return f"{float(Context(prec=4, rounding=ROUND_CEILING).create_decimal_from_float(epsilon)):.4g}"
+
+
+def shown_left(epsilon: float, spent: float) -> str:
+    """Format what is left of a budget's `epsilon`, rounded down but for the last bits of the two."""
+    return f"{math.floor(max(0.0, epsilon - spent) * 1000 + 1e-9) / 1000:.3f}"

@@ -43,8 +43,6 @@ _MOST_CELLS = 2**17
 _STEPS = 2**40
 # Above what floating point may lose in a sum of moments, relative to the sum of its terms' sizes.
 _ROUNDING = 1e-12
-# Where only the (ε, δ) of an event is known, for any δ: for how many participations the filter's share of δ is.
-_PARTICIPATIONS = 1024
 
 
 class Moments(NamedTuple):
@@ -61,8 +59,6 @@ def directions(event: Event, left_out: float, neighbours: Neighbours) -> tuple[M
     `left_out` is the share of δ for infinite losses over all participations: it decides how η and K are weighed.
     """
     step = event.step
-    if step is None:
-        return (_of_epsilon(event, left_out / _PARTICIPATIONS),)
     shift = step.gaussian_shift(neighbours)
     if shift is not None:
         one = ORDERS * (ORDERS + 1) / 2 * np.float64(shift) ** 2
@@ -102,16 +98,6 @@ def _of_pair(pair: DominatingPair, reach: float) -> Moments:
             largest = float(exponents.max())
             cumulants[i] = max(0.0, largest + math.log(float(np.exp(exponents - largest).sum())) + _ROUNDING * largest)
     return Moments(cumulants, part.infinite)
-
-
-def _of_epsilon(event: Event, infinite: float) -> Moments:
-    """(ε, δ) is dominated by randomised response at ε, and by an infinite loss of chance δ."""
-    epsilon = event.step_epsilon(infinite / event.steps)
-    if math.isinf(epsilon):
-        return Moments(np.zeros_like(ORDERS), 1.0)
-    one = np.logaddexp(epsilon * (ORDERS + 1), -epsilon * ORDERS) - np.logaddexp(0.0, epsilon)
-    slack = _ROUNDING * epsilon * (ORDERS + 1) + 1e-15
-    return Moments(_times(Moments(one + slack, 0.0), event.steps).cumulants, infinite)
 
 
 # Of δ, what pays for infinite losses: fixed before anything is released, as the weights are.

@@ -17,7 +17,7 @@ from typing import Any, Literal
 from fedspa.privacy.budget import AGAINST_ALL
 from fedspa.report.record import Promise, RunRecord
 from fedspa.runs.guarantee import is_seeded, observer, protected, shown, shown_bytes
-from fedspa.runs.metrics import LOWER, SHARES, RoundMetrics, heading, shown_score
+from fedspa.runs.rundir import LOWER, SHARES, RoundMetrics, heading, shown_score
 from fedspa.wire.payload import HEADER_BYTES
 
 # The drawing's own units; CSS scales it to the page.

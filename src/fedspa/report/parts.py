@@ -23,7 +23,7 @@ from fedspa.runs.guarantee import (
     shown_bytes,
     warnings,
 )
-from fedspa.runs.metrics import heading, label, shown_score
+from fedspa.runs.rundir import heading, label, shown_score
 
 if TYPE_CHECKING:
     from fedspa.report.numbers import Numbers

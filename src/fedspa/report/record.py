@@ -25,7 +25,7 @@ from fedspa.privacy.event import Event, NoiseMode
 from fedspa.runs import rundir
 from fedspa.runs.config import Config, algorithm_of, cap_of, load, plan_of
 from fedspa.runs.guarantee import Guarantee, LedgerTotal, finite, no_total, promised, total_of
-from fedspa.runs.metrics import RoundMetrics, better
+from fedspa.runs.rundir import RoundMetrics, better
 
 if TYPE_CHECKING:
     from fedspa.analytics.estimates import Estimate

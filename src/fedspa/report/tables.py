@@ -14,7 +14,7 @@ from fedspa.report.record import Entry, Promise, RunRecord
 from fedspa.runs.config import Config, flat
 from fedspa.runs.guarantee import ALL_RUNS, is_seeded, noise_kind, observer, protected, shown, shown_bytes
 from fedspa.runs.halving import settled
-from fedspa.runs.metrics import AGENTS_SCORE, LOWER, heading, label, shown_score
+from fedspa.runs.rundir import AGENTS_SCORE, LOWER, heading, label, shown_score
 
 MOST_ENTRIES = 20_000  # of all agents, on one page; `fedspa ledger show --entries` has them all
 

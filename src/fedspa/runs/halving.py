@@ -15,7 +15,7 @@ from typing import NamedTuple
 from fedspa.errors import ConfigError
 from fedspa.runs import config as configs
 from fedspa.runs.config import Config
-from fedspa.runs.metrics import better
+from fedspa.runs.rundir import better
 
 Settings = Mapping[str, bool | int | float | str]
 # Of a round: the server's score of the model at work, or what agents said of several candidates, by number.

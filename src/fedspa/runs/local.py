@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from fedspa.agent.member import simulated_key
-from fedspa.agent.participate import Request, agent_name, encode_answer, pay, release, respond
+from fedspa.agent.participate import Request, agent_name, encode_answer, pay, release, respond, simulated_key
 from fedspa.algorithms import Agent
 from fedspa.algorithms.base import Answer, finite
 from fedspa.engine.local import Engine
@@ -25,10 +24,9 @@ from fedspa.engine.per_example import Scores
 from fedspa.errors import PayloadError
 from fedspa.randomness.streams import agent_key
 from fedspa.runs.guarantee import Guarantee, LedgerTotal
-from fedspa.runs.metrics import RoundMetrics
-from fedspa.runs.records import root_of
 from fedspa.runs.run_ledger import RunLedger
-from fedspa.runs.setup import Simulated
+from fedspa.runs.rundir import RoundMetrics
+from fedspa.runs.setup import Simulated, root_of
 from fedspa.secagg.keys import SecretKey
 from fedspa.secagg.masking import Void, encode, residues, sealed_bytes
 from fedspa.secagg.recovery import exchange_bytes

@@ -22,9 +22,8 @@ from fedspa.runs.checkpoint import Checkpoint, CheckpointError, Fact, load_lates
 from fedspa.runs.config import Config, flat
 from fedspa.runs.guarantee import Guarantee, LedgerTotal
 from fedspa.runs.identity import ALL_RECORDS, PACKAGE, REPORTED, ROUNDING, provenance, with_commits
-from fedspa.runs.metrics import RoundMetrics
 from fedspa.runs.run_ledger import check_budget, check_same_event
-from fedspa.runs.rundir import Follow, RunFolder, Stopped, read_summary
+from fedspa.runs.rundir import Follow, RoundMetrics, RunFolder, Stopped, read_summary
 from fedspa.runs.setup import Job
 from fedspa.runs.summary import measured, reached, scored_otherwise, summarise
 from fedspa.runs.trials import Trials

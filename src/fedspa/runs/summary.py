@@ -11,7 +11,7 @@ from fedspa.data.columns import Schema
 from fedspa.errors import quoted
 from fedspa.learning.tasks import Baseline, Task
 from fedspa.runs.guarantee import Guarantee, LedgerTotal, finite, not_private_because, promised, warnings
-from fedspa.runs.metrics import RoundMetrics, better, label, shown_score
+from fedspa.runs.rundir import RoundMetrics, better, label, shown_score
 from fedspa.runs.setup import Job, Simulated
 from fedspa.server.coordinator import Coordinator
 from fedspa.server.evaluation import Closing

@@ -28,7 +28,7 @@ from fedspa.learning.tasks import Loss, Metric
 from fedspa.learning.tasks.totals import Totals
 from fedspa.learning.validate import try_scores
 from fedspa.runs.halving import Halving, Settings, Turn, settled
-from fedspa.runs.metrics import RoundMetrics
+from fedspa.runs.rundir import RoundMetrics
 from fedspa.runs.setup import Job, prepare_server
 from fedspa.secagg.masking import Void
 from fedspa.server.coordinator import Coordinator, Diverged, ServerJob, TotalsServer

@@ -16,8 +16,7 @@ from fedspa.examples import Examples, Tree, count, joined, moved, split, zero_ex
 from fedspa.learning.features import Features
 from fedspa.learning.flat import FlatModel
 from fedspa.learning.forward import evaluating, torch_threads
-from fedspa.learning.tasks.base import Metric, OutputTask
-from fedspa.learning.tasks.measures import Measure
+from fedspa.learning.tasks.base import Measure, Metric, OutputTask
 
 if TYPE_CHECKING:
     from fedspa.server.coordinator import ServerJob

@@ -30,9 +30,8 @@ from fedspa.runs.config import Config, load
 from fedspa.runs.halving import Settings, settled
 from fedspa.runs.local import LocalTransport
 from fedspa.runs.loop import run_round
-from fedspa.runs.metrics import LOWER, RoundMetrics
-from fedspa.runs.records import records_of
-from fedspa.runs.setup import prepare
+from fedspa.runs.rundir import LOWER, RoundMetrics
+from fedspa.runs.setup import prepare, records_of
 from fedspa.server.coordinator import Coordinator, Diverged
 
 OWN = "holdout"  # the records that the server holds out

@@ -35,12 +35,20 @@ from fedspa.runs.config import Config
 from fedspa.runs.defaults import first_settings
 from fedspa.runs.guarantee import statement
 from fedspa.runs.halving import Halving, Settings, check_searched, settled
-from fedspa.runs.metrics import LOWER, SHARES, RoundMetrics, better, label, shown_score
-from fedspa.runs.records import records_of
 from fedspa.runs.run_ledger import check_budget
-from fedspa.runs.rundir import Stopping, check_out, write_summary
+from fedspa.runs.rundir import (
+    LOWER,
+    SHARES,
+    RoundMetrics,
+    Stopping,
+    better,
+    check_out,
+    label,
+    shown_score,
+    write_summary,
+)
 from fedspa.runs.sections import ScoredBy, Tuning
-from fedspa.runs.setup import CLASS_TASKS, Job, Simulated, prepare, with_targets
+from fedspa.runs.setup import CLASS_TASKS, Job, Simulated, prepare, records_of, with_targets
 from fedspa.runs.trials import scoring_rounds
 from fedspa.server.evaluation import Evaluation
 from fedspa.tuning.proxy import OWN, ProxyRuns

@@ -24,7 +24,7 @@ from fedspa.learning.agreement import Disagreement, Rows, require_agreement, syn
 from fedspa.learning.flat import FlatModel
 from fedspa.learning.forward import Modes, in_modes, modes, torch_threads
 from fedspa.learning.tasks import PerPerson, Task
-from fedspa.learning.tasks.wrappers import require_seeds
+from fedspa.learning.tasks.base import require_seeds
 from fedspa.mechanisms.clipping import GradientBlock
 
 if TYPE_CHECKING:

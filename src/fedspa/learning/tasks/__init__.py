@@ -1,9 +1,7 @@
 """What can be learned."""
 
-from fedspa.learning.tasks.base import Baseline, CustomLoss, Loss, Metric, ModuleLoss, OutputTask, Task
-from fedspa.learning.tasks.outputs import Binary, Classification, MultiLabel, Regression
-from fedspa.learning.tasks.tokens import NextToken, TokenClassification
-from fedspa.learning.tasks.wrappers import PerPerson
+from fedspa.learning.tasks.base import Baseline, CustomLoss, Loss, Metric, ModuleLoss, OutputTask, PerPerson, Task
+from fedspa.learning.tasks.outputs import Binary, Classification, MultiLabel, NextToken, Regression, TokenClassification
 
 __all__ = [
     "Baseline",

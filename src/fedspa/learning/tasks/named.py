@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from copy import copy
-from dataclasses import replace
-from typing import cast
+from typing import Any, cast
 
 from torch import Tensor
 
@@ -13,11 +12,11 @@ from fedspa.data import plugin
 from fedspa.data.columns import Schema
 from fedspa.errors import ConfigError, DataError, did_you_mean
 from fedspa.examples import Tree, layout
-from fedspa.learning.options import Options
 from fedspa.learning.tasks.base import CustomLoss, Loss, Metric, ModuleLoss, Task
-from fedspa.learning.tasks.outputs import Binary, Classification, MultiLabel, Regression
-from fedspa.learning.tasks.tokens import NextToken, TokenClassification
+from fedspa.learning.tasks.outputs import Binary, Classification, MultiLabel, NextToken, Regression, TokenClassification
 from fedspa.learning.tasks.totals import Totals, layout_of
+
+Given = Mapping[str, Any]  # a checked [task.options]
 
 
 def resolve(
@@ -25,13 +24,15 @@ def resolve(
     y: Tree,
     classes: int | None,
     key: str | None,
-    options: Options | None = None,
+    options: Given | None = None,
     code: str | None = None,
     schema: Schema | None = None,
+    scale: float = 1.0,
 ) -> Task:
     """Return the task of that name for such targets, or the user's function, given or named as
     `package.module:function` (in the folder `code` too, the config's run.code). `key` is the Dataset's: where in a dict
-    its targets lay; `schema` is a table's."""
+    its targets lay; `schema` is a table's, and `scale` how much of the targets' own unit 1 is. The weights among the
+    options are numbers."""
     if isinstance(asked, Task):
         return asked
     if not isinstance(asked, str):
@@ -43,22 +44,23 @@ def resolve(
         function = plugin.resolve(asked, key="task.name", error=ConfigError, code=code)
         return CustomLoss(cast(Loss, function), key, classes, f"task.name = {asked!r}")
     if asked == Totals.name:
-        return Totals(layout_of(options or Options(), schema))
+        return Totals(layout_of(options or {}, schema))
     if asked not in _SHIPPED:
         allowed = ", ".join(_SHIPPED)
         raise ConfigError(
             f"task.name = {asked!r} is unknown{did_you_mean(asked, _SHIPPED)}: choose one of {allowed}, or "
             "'package.module:function'"
         )
-    return _SHIPPED[asked](options or Options(), y, classes, key)
+    more = {"scale": scale} if asked == Regression.name else {}
+    return _SHIPPED[asked]({**(options or {}), **more}, y, classes, key)
 
 
-def _classification(options: Options, y: Tree, classes: int | None, key: str | None) -> Task:
+def _classification(options: Given, y: Tree, classes: int | None, key: str | None) -> Task:
     if classes is None:
         raise DataError(
             f"the targets are no classes 0, 1, 2 … ({_why_none(y)}): fix them, or name the task, as in {_other(y)}"
         )
-    return Classification(classes, weights=options.weights, label_smoothing=options.label_smoothing)
+    return Classification(classes, **options)
 
 
 def _width(y: Tree) -> int:
@@ -87,15 +89,13 @@ def _why_none(y: Tree) -> str:
     return "all are 0" if high == 0 else f"label {high} among {len(y)} records"
 
 
-_SHIPPED: dict[str, Callable[[Options, Tree, int | None, str | None], Task]] = {
+_SHIPPED: dict[str, Callable[[Given, Tree, int | None, str | None], Task]] = {
     "classification": _classification,
-    "binary": lambda options, y, classes, key: Binary(_width(y), weights=options.weights),
-    "multi-label": lambda options, y, classes, key: MultiLabel(_width(y), weights=options.weights),
-    "regression": lambda options, y, classes, key: Regression(
-        _width(y), loss=options.loss, huber=options.huber, scale=options.scale
-    ),
-    "next-token": lambda options, y, classes, key: NextToken(ignore_index=options.ignore_index),
-    "token-classification": lambda options, y, classes, key: TokenClassification(ignore_index=options.ignore_index),
+    "binary": lambda options, y, classes, key: Binary(_width(y), **options),
+    "multi-label": lambda options, y, classes, key: MultiLabel(_width(y), **options),
+    "regression": lambda options, y, classes, key: Regression(_width(y), **options),
+    "next-token": lambda options, y, classes, key: NextToken(**options),
+    "token-classification": lambda options, y, classes, key: TokenClassification(**options),
     "module": lambda options, y, classes, key: ModuleLoss(key),
 }
 NAMES = tuple(_SHIPPED)
@@ -131,11 +131,3 @@ def judged_by(
             "it out"
         )
     return task, found
-
-
-def with_balanced_weights(task: Task, options: Options, y: Tree) -> Options:
-    """Return the options with weights that follow from the server's held-out targets, which are public."""
-    if not options.balanced:
-        return options
-    assert isinstance(task, Classification | MultiLabel)  # the only ones with the option
-    return replace(options, weights=task.balanced_weights(y), balanced=False)

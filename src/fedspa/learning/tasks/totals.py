@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
@@ -19,9 +20,8 @@ from torch import Tensor, nn
 from fedspa.data.columns import Category, Flag, Number, Schema
 from fedspa.errors import ConfigError, did_you_mean
 from fedspa.examples import Tree
-from fedspa.learning.options import Options
-from fedspa.learning.tasks.base import Task
-from fedspa.learning.tasks.measures import Measure, NoScores
+from fedspa.learning.options import StatisticsOptions
+from fedspa.learning.tasks.base import Measure, NoScores, Task
 
 Kind = Literal["count", "categories", "histogram", "moments"]
 MOST_STATISTICS = 1_000_000
@@ -84,8 +84,9 @@ class Layout:
         return self.classes * sum(block.size for block in self.blocks)
 
     @classmethod
-    def of(cls, schema: Schema, options: Options) -> Layout:
-        """Return the layout that the options ask for of a table's columns."""
+    def of(cls, schema: Schema, given: Mapping[str, Any]) -> Layout:
+        """Return the layout that a [task.options] asks for of a table's columns."""
+        options = StatisticsOptions.model_validate(dict(given))
         columns = schema.counted
         wanted = list(columns) if options.columns is None else list(options.columns)
         for name in (*wanted, *options.shares):
@@ -218,10 +219,10 @@ class TotalsModel(nn.Module):
         return vectors @ self.totals
 
 
-def layout_of(options: Options, schema: Schema | None) -> Layout:
+def layout_of(options: Mapping[str, Any], schema: Schema | None) -> Layout:
     """Return the announced layout where there is one, else that of the table's schema."""
-    if options.layout is not None:
-        return Layout.parse(options.layout)
+    if (announced := options.get("layout")) is not None:
+        return Layout.parse(announced)
     if schema is None:
         raise ConfigError("task 'statistics' is for a table, whose schema says what its columns are (data.table)")
     return Layout.of(schema, options)

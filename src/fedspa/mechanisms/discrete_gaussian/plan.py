@@ -33,8 +33,7 @@ from fedspa.mechanisms.base import (
 )
 from fedspa.privacy import accounting
 from fedspa.privacy.event import MOST, Event, Limits, Neighbours, NoiseMode, Sampling, Step, Unit
-from fedspa.privacy.pld import DominatingPair
-from fedspa.privacy.subsampling import Removed
+from fedspa.privacy.pld import DominatingPair, Removed
 
 # The privacy cost of a sum of discrete Gaussian shares: no more than one Gaussian of nearly the same noise
 # (docs/secagg.md).

@@ -10,6 +10,11 @@ L2 sensitivity of the sum of clipped gradients over k active coordinates:
     | l2, norm to C          |      C     |      2C     |
 
 The paper's 2pG²/B² for replace-one (squared, of the mean) should be 4pG²/B².
+
+The noise multiplier is the standard deviation of the noise on the *sum* of clipped gradients, in units of the bound C
+on one example's clipped gradient (√k·c for `coordinate` clipping, C for `l2`): the same number under both relations.
+Replace-one moves a sum by up to 2C: the Gaussian and fixed-size pairs are handed σ/(2C) there, whereas the Poisson
+replace pair holds both examples and takes σ/C. The noise ends, which δ pays for (docs/accounting.md has the proof).
 """
 
 from __future__ import annotations
@@ -17,7 +22,8 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from fractions import Fraction
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from fedspa.errors import PrivacyError
 from fedspa.mechanisms.base import (
@@ -30,11 +36,111 @@ from fedspa.mechanisms.base import (
     make_plan,
     relation,
 )
-from fedspa.mechanisms.gaussian.event import GaussianEvent
 from fedspa.mechanisms.gaussian.exact import make_grid
 from fedspa.privacy import accounting
 from fedspa.privacy.accounting import gaussian_epsilon
-from fedspa.privacy.event import MOST, Neighbours, Sampling, Unit
+from fedspa.privacy.event import MOST, PLD, Event, Neighbours, NoiseMode, Sampling, Step, Unit
+from fedspa.randomness.mask import DIMENSION_LIMIT
+
+if TYPE_CHECKING:
+    from fedspa.privacy.pld import DominatingPair
+
+RADIUS_BITS = 74
+TAIL = math.sqrt(2 * RADIUS_BITS * math.log(2))
+_LAST = 2.0**-RADIUS_BITS
+_SMALL = 0.02  # t: any would do
+_PAIRS = DIMENSION_LIMIT // 2
+
+
+def truncation_delta(shift: float) -> float:
+    """Return an upper bound on the probability that one release lies where the neighbour's cannot; `shift` is in
+    standard deviations."""
+    if shift > TAIL - 1:
+        return 1.0
+    spread = TAIL * math.exp(_SMALL * TAIL) * math.sqrt(_PAIRS) * shift
+    steepest = max(_chance(move) / move**2 for move in (_SMALL, max(shift, _SMALL)))
+    return min(1.0, _LAST * (spread + steepest * shift**2) * (1 + 1e-9))
+
+
+def _chance(move: float) -> float:
+    return math.expm1(move * TAIL - move**2 / 2)
+
+
+# Between these, the cost of a step is that of its own noise; outside, that of a step that costs more.
+_LEAST_NOISE, _MOST_NOISE = 1e-3, 1e8
+
+
+@dataclass(frozen=True, slots=True)
+class GaussianEvent(Event):
+    """`steps` Gaussian releases, each on a fresh sample of `batch` (expected or exact) of `records` records."""
+
+    kind: ClassVar[str] = "gaussian"
+
+    sampling: Sampling
+    batch: int
+    records: int
+    steps: int
+    noise_multiplier: float
+    noise: NoiseMode | None = None
+    unit: Unit = "record"
+
+    def __post_init__(self) -> None:
+        Event.__post_init__(self)
+        if not (math.isfinite(self.noise_multiplier) and self.noise_multiplier > 0):
+            raise PrivacyError(f"noise multiplier is {self.noise_multiplier}; it must be positive and finite")
+
+    def accountant(self, neighbours: Neighbours) -> str:
+        if (self.sampling, neighbours) == ("fixed", "add-remove"):
+            raise PrivacyError("fixed sampling has no accountant under add-remove; allowed: replace-one")
+        return PLD
+
+    @property
+    def step(self) -> SampledGaussian:
+        """A step, or one that costs no less and is within what accountants can compute."""
+        noise = min(self.noise_multiplier, _MOST_NOISE)
+        # With hardly any noise, sampling hides nothing that is worth the many cells its losses would take.
+        rate = Fraction(self.batch, self.records) if noise >= _LEAST_NOISE else Fraction(1)
+        return SampledGaussian(self.sampling, rate, noise)
+
+    def __str__(self) -> str:
+        drawn = f"{self.sampling} {self.batch}/{self.records}{self._shown_unit}"
+        return f"{self.steps} steps, {drawn}, noise {self.noise_multiplier:.4g}{self._shown_mode}"
+
+
+@dataclass(frozen=True, slots=True)
+class SampledGaussian(Step):
+    """One release of a sampled batch, as accountants compose it: `noise` in the units of `GaussianEvent`."""
+
+    sampling: Sampling
+    rate: Fraction
+    noise: float
+
+    def pairs(self, neighbours: Neighbours) -> tuple[DominatingPair, ...]:
+        from fedspa.privacy.pld import Added, FixedSize, Removed, Replaced
+
+        rate = float(self.rate)
+        if self.sampling == "fixed":
+            return (FixedSize(rate, 2 / self.noise),)
+        if neighbours == "replace-one":
+            return (Replaced(rate, 1 / self.noise),)
+        return Removed(rate, 1 / self.noise), Added(rate, 1 / self.noise)
+
+    def gaussian_shift(self, neighbours: Neighbours) -> float | None:
+        """Return the shift of a plain Gaussian, which a step is without sampling (q = 1)."""
+        return _width(neighbours) / self.noise if self.rate == 1 else None
+
+    def extra_delta(self, neighbours: Neighbours) -> float:
+        """Return the δ of the ends of the noise (`truncation_delta`). A record that is not in the sample moves nothing.
+        Where it is replaced in a Poisson sample of half the records or less, the neighbour's release is at least as
+        likely one without it, which is half as far."""
+        halfway = self.sampling == "poisson" and self.rate <= Fraction(1, 2)
+        return float(self.rate) * truncation_delta((1 if halfway else _width(neighbours)) / self.noise)
+
+
+def _width(neighbours: Neighbours) -> int:
+    """Return how many bounds on an example one record moves a sum by."""
+    return 1 if neighbours == "add-remove" else 2
+
 
 # A privately chosen clip (rule "quantile") takes this much more noise on the gradients: 2 %, so that the noisy count of
 # clipped examples fits into the same accounted release.
