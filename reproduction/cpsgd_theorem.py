@@ -10,7 +10,7 @@ import math
 from functools import lru_cache
 from typing import NamedTuple
 
-from reproduction.cpsgd.plan import BinomialEvent
+from fedspa.algorithms.cpsgd.plan import BinomialEvent
 
 _LARGEST_STEP_DELTA = 0.1
 # How much of δ pays for composition; the rest is shared out among the releases. 0 stands for plain addition.

@@ -7,10 +7,10 @@ import math
 from pathlib import Path
 
 from fedspa.agent.ledger.report import export
+from fedspa.algorithms.cpsgd.plan import BinomialEvent
 from fedspa.mechanisms import event_of
 from fedspa.mechanisms.gaussian.plan import GaussianEvent
 from reproduction import cpsgd_theorem, theorem1
-from reproduction.cpsgd.plan import BinomialEvent
 
 
 def published_epsilon(ledger: Path, participations: int, delta: float) -> float | None:

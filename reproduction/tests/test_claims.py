@@ -11,6 +11,7 @@ import pytest
 import torch
 from sample_plans import CIFAR, MNIST
 
+from fedspa.algorithms.cpsgd.plan import Adversary, BinomialPlan, trials_for_compression
 from fedspa.data import datasets
 from fedspa.data.partition import schedule
 from fedspa.engine.per_example import PerExampleEngine
@@ -21,7 +22,6 @@ from fedspa.privacy.accounting import epsilon
 from fedspa.randomness.mask import scale
 from fedspa.server.optimizers import ServerOptimizer
 from reproduction import cpsgd_theorem, rows, stand_in
-from reproduction.cpsgd.plan import Adversary, BinomialPlan, trials_for_compression
 from reproduction.theorem1 import (
     in_range,
     published_epsilon,

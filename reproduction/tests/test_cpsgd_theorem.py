@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from reproduction.cpsgd.plan import BinomialEvent
+from fedspa.algorithms.cpsgd.plan import BinomialEvent
 from reproduction.cpsgd_theorem import Sensitivity, published_epsilon, published_sensitivity, published_shift_epsilon
 
 EVENT = BinomialEvent(batch=10, records=600, steps=1, dimension=100, bits=2, trials=10_000)

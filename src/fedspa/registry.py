@@ -23,6 +23,7 @@ BUILT_IN = {
     "fedspa": "fedspa.algorithms.algorithm:FED_SPA",
     "fedavg": "fedspa.algorithms.algorithm:FEDAVG",
     "dp-fed": "fedspa.algorithms.algorithm:DP_FED",
+    "cpsgd": "fedspa.algorithms.cpsgd:CPSGD",
 }
 # Installed packages offer algorithms as entry points of this group, whose value is the reference.
 GROUP = "fedspa.algorithms"

@@ -13,10 +13,10 @@ import pytest
 from fedspa.agent.ledger.ledger import Ledger
 from fedspa.agent.ledger.report import export, lines, summary, verify
 from fedspa.agent.ledger.storage import GENESIS, entry_hash
+from fedspa.algorithms.cpsgd.plan import BinomialEvent
 from fedspa.errors import LedgerError
 from fedspa.mechanisms.gaussian.plan import GaussianEvent
 from fedspa.privacy.budget import BY_FILTER, PrivacyBudget, total, worst_case_total
-from reproduction.cpsgd.plan import BinomialEvent
 
 EVENT = GaussianEvent("poisson", 50, 500, 50, 8.20)
 OTHER = GaussianEvent("poisson", 50, 500, 50, 12.0)

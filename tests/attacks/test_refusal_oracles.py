@@ -22,11 +22,11 @@ import numpy as np
 import torch
 
 from fedspa.algorithms import ALGORITHMS
+from fedspa.algorithms.cpsgd.plan import BinomialPlan
 from fedspa.flower import client_app, site_records
 from fedspa.flower.client_app import answer_round
 from fedspa.flower.site import Site, read_site
 from fedspa.flower.terms import Announcement
-from reproduction.cpsgd.plan import BinomialPlan
 
 RECORD = 17
 CLEAN_X = np.random.default_rng(0).normal(size=(200, 1, 8, 8))

@@ -32,6 +32,7 @@ from test_cancelling_theta import CLASSES, bits, case
 from fedspa.agent.ledger.ledger import Ledger
 from fedspa.agent.participate import Refusal
 from fedspa.algorithms import ALGORITHMS, Agent, Terms
+from fedspa.algorithms.cpsgd.plan import BinomialPlan
 from fedspa.engine import local
 from fedspa.engine.choose import Choice
 from fedspa.engine.local import SlotAssignment
@@ -47,7 +48,6 @@ from fedspa.learning.tasks import Classification
 from fedspa.mechanisms.gaussian.plan import GaussianPlan
 from fedspa.randomness.streams import Stream, agent_key, derive_key, draw_batch
 from fedspa.runs.sections import Task
-from reproduction.cpsgd.plan import BinomialPlan
 
 NET, THETA, X, _ = case("GroupNorm", 2)  # which no engine takes but those of any module
 # Every record has a gradient, by whatever rounding this machine has: its label is the class with a bias far below.

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from fedspa.agent.participate import Request
 from fedspa.algorithms import Agent, Terms
 from fedspa.algorithms.base import Answer
+from fedspa.algorithms.cpsgd import audit as cpsgd
 from fedspa.audit import aggregation
 from fedspa.audit.aggregation import (
     SHARES,
@@ -38,7 +39,6 @@ from fedspa.engine import EngineName, native
 from fedspa.engine.local import Engine
 from fedspa.secagg.masking import decode, encode
 from fedspa.secagg.session import Session
-from reproduction.cpsgd import audit as cpsgd
 
 # Seeded, so that these tests are decided once and for all.
 SETTING = Setting("seeded", draws=100)

@@ -18,10 +18,10 @@ import pytest
 from typer.main import get_command
 
 from fedspa.agent.ledger.ledger import Ledger
+from fedspa.algorithms.cpsgd.plan import BinomialEvent
 from fedspa.cli import app
 from fedspa.data.findings import config_of_tables
 from fedspa.mechanisms.gaussian.plan import compare
-from reproduction.cpsgd.plan import BinomialEvent
 
 Call = Callable[..., tuple[int, str, str]]
 

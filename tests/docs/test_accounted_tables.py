@@ -8,13 +8,13 @@ from dataclasses import replace
 
 from pages import section
 
+from fedspa.algorithms.cpsgd.plan import BinomialEvent, trials_for_compression
 from fedspa.mechanisms.base import Cohort, PlanRequest
 from fedspa.mechanisms.discrete_gaussian.plan import FINE, SIGMA, calibrated, stretch
 from fedspa.mechanisms.gaussian.plan import noise_multiplier
 from fedspa.privacy import accounting
 from fedspa.runs.guarantee import shown
 from fedspa.secagg.session import Session
-from reproduction.cpsgd.plan import BinomialEvent, trials_for_compression
 from reproduction.cpsgd_theorem import published_epsilon
 
 NOISE_SHARES = section("secagg.md", "Noise shares")

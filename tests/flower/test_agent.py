@@ -24,6 +24,7 @@ from fedspa.agent.ledger.ledger import Ledger
 from fedspa.agent.participate import Outbox, Refusal, Sent
 from fedspa.algorithms import ALGORITHMS
 from fedspa.algorithms.algorithm import FED_SPA
+from fedspa.algorithms.cpsgd.plan import BinomialPlan
 from fedspa.data.features import transform
 from fedspa.errors import ConfigError, DataError, LedgerError, PayloadError, PrivacyError
 from fedspa.flower import check, site
@@ -34,7 +35,6 @@ from fedspa.mechanisms.base import NoPlan
 from fedspa.privacy import accounting
 from fedspa.randomness import streams
 from fedspa.runs import identity
-from reproduction.cpsgd.plan import BinomialPlan
 
 from .local_grid import POLICY, SIMULATION
 from .test_terms import GIVEN, PLAN, TERMS

@@ -15,7 +15,6 @@ import torch
 from flwr.app import ConfigRecord, Error, Message, MetricRecord, RecordDict
 
 import fedspa
-import reproduction.cpsgd  # noqa: F401 (its name is known from here on)
 from fedspa.agent.ledger.ledger import Ledger
 from fedspa.errors import LedgerError
 from fedspa.flower.nodes import PollingGrid, RequestLog

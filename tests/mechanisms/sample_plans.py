@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from fedspa.algorithms.cpsgd.plan import BinomialPlan
 from fedspa.mechanisms.discrete_gaussian.plan import DiscreteGaussianPlan
 from fedspa.mechanisms.gaussian.plan import GaussianPlan
-from reproduction.cpsgd.plan import BinomialPlan
 
 # B, m, τ and the mean number of participations, 0.1·T, of the paper's two experiments.
 MNIST = {"batch": 10, "records": 600, "steps": 300, "participations": 5}

@@ -15,12 +15,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
+from fedspa.algorithms.cpsgd.plan import BinomialEvent
 from fedspa.errors import PrivacyError
 from fedspa.mechanisms.discrete_gaussian.plan import FINE, SIGMA, DiscreteGaussianEvent
 from fedspa.mechanisms.gaussian.plan import GaussianEvent, truncation_delta
 from fedspa.privacy.accounting import epsilon, gaussian_epsilon
 from fedspa.privacy.event import Event
-from reproduction.cpsgd.plan import BinomialEvent
 
 RELATION = {
     "add-remove": dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE,

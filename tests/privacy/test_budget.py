@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fedspa.algorithms.cpsgd.plan import BinomialEvent
 from fedspa.errors import PrivacyError
 from fedspa.mechanisms import event_of
 from fedspa.mechanisms.discrete_gaussian.plan import DiscreteGaussianEvent
@@ -31,7 +32,6 @@ from fedspa.privacy.budget import (
     worst_case_total,
 )
 from fedspa.privacy.event import Event, Neighbours
-from reproduction.cpsgd.plan import BinomialEvent
 
 POISSON, FIXED = (GaussianEvent(sampling, 10, 600, 3, 2.0) for sampling in ("poisson", "fixed"))
 ROUNDED = BinomialEvent(10, 600, 1, 100, 2, 10_000)

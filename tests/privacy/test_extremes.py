@@ -14,12 +14,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from fedspa.algorithms.cpsgd.plan import BinomialEvent
 from fedspa.errors import PrivacyError
 from fedspa.mechanisms.gaussian.plan import TERMS, GaussianEvent, GaussianPlan, compare, noise_multiplier
 from fedspa.privacy import accounting
 from fedspa.privacy.budget import FirstPlan, PrivacyBudget, admits, total
 from fedspa.privacy.event import MOST
-from reproduction.cpsgd.plan import BinomialEvent
 
 # Of all sizes, and beyond them: floats by their exponent, whole numbers by their digits.
 ANY_FLOAT = st.one_of(

@@ -8,7 +8,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import reproduction.cpsgd  # noqa: F401 (its name is known from here on)
 from fedspa.agent.ledger.report import export
 
 SMALL: dict[str, dict[str, Any]] = {

@@ -22,6 +22,7 @@ import fedspa
 from fedspa.agent.ledger.ledger import Ledger
 from fedspa.agent.ledger.report import verify
 from fedspa.agent.policy import PolicyRefusal
+from fedspa.algorithms.cpsgd.plan import BinomialPlan
 from fedspa.cli import main
 from fedspa.errors import LedgerError
 from fedspa.mechanisms import Plan
@@ -33,7 +34,6 @@ from fedspa.runs.checkpoint import CheckpointError
 from fedspa.runs.config import Config, calibrated_plan, load, to_toml
 from fedspa.runs.loop import RunState
 from fedspa.runs.rundir import RoundMetrics, Stopped
-from reproduction.cpsgd.plan import BinomialPlan
 
 
 def stop_after(config: dict[str, Any], rounds: int) -> None:

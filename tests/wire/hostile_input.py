@@ -14,10 +14,10 @@ from collections.abc import Iterator
 import numpy as np
 
 from fedspa.algorithms.base import IntegerUpdate
+from fedspa.algorithms.cpsgd.respond import decode_integers, encode_integers
 from fedspa.errors import PayloadError
 from fedspa.wire import coding as codings
 from fedspa.wire.payload import CODING_NUMBERS, CODINGS, Expected, Update, decode, encode
-from reproduction.cpsgd.respond import decode_integers, encode_integers
 
 ROUND, D, K = 3, 320, 32
 TRIALS, LEVELS = 60_000, 16

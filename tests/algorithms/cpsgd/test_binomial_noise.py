@@ -14,11 +14,11 @@ from numpy.typing import NDArray
 from scipy import stats
 from scripted import Scripted, stream
 
+from fedspa.algorithms.cpsgd import respond as module
+from fedspa.algorithms.cpsgd.plan import BinomialEvent
+from fedspa.algorithms.cpsgd.respond import binomial
 from fedspa.errors import PrivacyError
 from fedspa.privacy import accounting
-from reproduction.cpsgd import respond as module
-from reproduction.cpsgd.plan import BinomialEvent
-from reproduction.cpsgd.respond import binomial
 
 
 @pytest.mark.parametrize("trials", [1, 17, 1000])

@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedspa.algorithms.base import Agent, Answer, IntegerUpdate, Terms, made_ahead
+from fedspa.algorithms.cpsgd.plan import FAR, MOST_TRIALS, BinomialPlan, reach
 from fedspa.engine.local import Engine, SlotAssignment, seeded
 from fedspa.errors import PayloadError, PrivacyError
 from fedspa.examples import moved
@@ -29,7 +30,6 @@ from fedspa.randomness.streams import AT_ONCE, DIGITS, Stream, derive_key, draw_
 from fedspa.wire import coding as codings
 from fedspa.wire.coding import best_scale
 from fedspa.wire.payload import Coding, Expected, Header, Update, opened, packed, sealed, unpacked, word_type
-from reproduction.cpsgd.plan import FAR, MOST_TRIALS, BinomialPlan, reach
 
 # cpSGD's release: a mean of clipped gradients, rounded at random onto 2^b levels, plus Binomial noise. Integers only.
 #

@@ -14,13 +14,13 @@ from hypothesis import strategies as st
 from sample_plans import BINOMIAL_PLAN
 from scripted import stream
 
+from fedspa.algorithms.cpsgd.audit import largest_move
+from fedspa.algorithms.cpsgd.plan import BinomialPlan, reach
+from fedspa.algorithms.cpsgd.respond import Integers, dequantized, noised, quantized
 from fedspa.errors import PrivacyError
 from fedspa.mechanisms.base import CLIP_UNITS
 from fedspa.mechanisms.gaussian.release import sum_in_units
 from fedspa.randomness.streams import Stream
-from reproduction.cpsgd.audit import largest_move
-from reproduction.cpsgd.plan import BinomialPlan, reach
-from reproduction.cpsgd.respond import Integers, dequantized, noised, quantized
 
 PLAN = replace(BINOMIAL_PLAN, dimension=50, bits=3, trials=100, agents=5, batch=4, records=100, participations=1)
 

@@ -23,6 +23,8 @@ from torch import Tensor
 
 from fedspa.algorithms import chosen
 from fedspa.algorithms.base import IntegerUpdate
+from fedspa.algorithms.cpsgd.plan import BinomialPlan
+from fedspa.algorithms.cpsgd.respond import dequantized, respond
 from fedspa.audit import aggregation
 from fedspa.audit.aggregation import Summed, few_members
 from fedspa.audit.audited import Audited, Setting
@@ -55,8 +57,6 @@ from fedspa.audit.statistics import (
 )
 from fedspa.errors import ConfigError
 from fedspa.privacy import accounting
-from reproduction.cpsgd.plan import BinomialPlan
-from reproduction.cpsgd.respond import dequantized, respond
 
 # Of an agent's records: more cost time, and fewer are a harder case, accounted as such.
 _MOST_BATCH = 32

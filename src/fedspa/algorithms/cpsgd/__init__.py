@@ -1,7 +1,8 @@
 """cpSGD (Agarwal, Suresh, Yu, Kumar, McMahan, NeurIPS 2018): whole numbers with Binomial noise. A plug-in: everything
 that knows of it is in this folder, behind the interface that anybody's algorithm has.
 
-    plan.py             the mechanism: a plan, what a participation does, and what that costs (docs/how-it-works.md)
+    plan.py             the mechanism: a plan
+    accounting.py       what a participation does, and what that costs (docs/how-it-works.md)
     respond.py          rounding, noise and payload of an agent's answer; the server's estimate
     audit.py            attacks on all of it
 """
@@ -12,9 +13,8 @@ from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from fedspa import registry
 from fedspa.algorithms.algorithm import Algorithm, Imported, for_sums
-from reproduction.cpsgd.plan import BINOMIAL, MOST_TRIALS
+from fedspa.algorithms.cpsgd.plan import BINOMIAL, MOST_TRIALS
 
 
 class CpsgdOptions(BaseModel):
@@ -31,20 +31,16 @@ class CpsgdOptions(BaseModel):
     )
 
 
-_RESPOND = "reproduction.cpsgd.respond"
-# Importing this package makes the name `cpsgd` known to the process; a config names `reproduction.cpsgd:CPSGD`.
-CPSGD = registry.add(
-    "cpsgd",
-    for_sums(
-        Algorithm(
-            Imported(f"{_RESPOND}:respond"),
-            BINOMIAL,
-            encode=Imported(f"{_RESPOND}:encode"),
-            decode=Imported(f"{_RESPOND}:decode"),
-            mask="shared",  # none is drawn: all coordinates travel
-            options=CpsgdOptions,
-            audit="reproduction.cpsgd.audit:AUDIT",
-        ),
-        Imported(f"{_RESPOND}:mean"),
+_RESPOND = "fedspa.algorithms.cpsgd.respond"
+CPSGD = for_sums(
+    Algorithm(
+        Imported(f"{_RESPOND}:respond"),
+        BINOMIAL,
+        encode=Imported(f"{_RESPOND}:encode"),
+        decode=Imported(f"{_RESPOND}:decode"),
+        mask="shared",  # none is drawn: all coordinates travel
+        options=CpsgdOptions,
+        audit="fedspa.algorithms.cpsgd.audit:AUDIT",
     ),
+    Imported(f"{_RESPOND}:mean"),
 )

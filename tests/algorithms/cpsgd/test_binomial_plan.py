@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sample_plans import BINOMIAL_PLAN
 
+from fedspa.algorithms.cpsgd.plan import BinomialPlan, surely_infinite, trials_for_compression, with_least_trials
 from fedspa.errors import PrivacyError
 from fedspa.privacy import accounting
-from reproduction.cpsgd.plan import BinomialPlan, surely_infinite, trials_for_compression, with_least_trials
 
 PLAN = BINOMIAL_PLAN
 

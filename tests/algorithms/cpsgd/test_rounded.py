@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from scipy import stats
 
+from fedspa.algorithms.cpsgd.plan import BinomialEvent, RoundedStep, rounded_step
 from fedspa.mechanisms.gaussian.plan import GaussianEvent
 from fedspa.privacy.accounting import epsilon as total_epsilon
 from fedspa.privacy.event import Event
 from fedspa.privacy.pld import LossMass, composed_mass
-from reproduction.cpsgd.plan import BinomialEvent, RoundedStep, rounded_step
 
 Law = NDArray[np.float64]
 EPSILONS = (0.0, 0.05, 0.3, 1.0, 2.5)

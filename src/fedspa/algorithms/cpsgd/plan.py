@@ -386,7 +386,7 @@ def _fewest(plan: BinomialPlan, epsilon: float) -> int | None:
 
     Near the fewest that have any ε it is huge and takes long to tell, and so it does at far too many: both are avoided.
     """
-    from reproduction.cpsgd.plan import surely_infinite  # slow to import
+    from fedspa.algorithms.cpsgd.plan import surely_infinite  # slow to import
 
     def fits(trials: int) -> bool:
         cost = _cost(replace(plan, trials=trials))

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from fedspa.algorithms import ALGORITHMS, Agent, Terms, chosen
 from fedspa.algorithms.base import IntegerUpdate
+from fedspa.algorithms.cpsgd import respond as cpsgd
 from fedspa.engine.native import NativeEngine, library
 from fedspa.engine.per_example import PerExampleEngine, float64_reference
 from fedspa.errors import PrivacyError
@@ -19,7 +20,6 @@ from fedspa.learning.flat import FlatModel
 from fedspa.mechanisms.gaussian.plan import GaussianPlan
 from fedspa.randomness.streams import Stream, derive_key
 from fedspa.wire.payload import Update
-from reproduction.cpsgd import respond as cpsgd
 
 CPSGD = ALGORITHMS["cpsgd"]
 RECORDS, INPUTS, CLASSES = 12, 6, 3

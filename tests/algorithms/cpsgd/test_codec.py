@@ -11,11 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedspa.algorithms.base import IntegerUpdate
+from fedspa.algorithms.cpsgd.respond import binomial, decode_integers, encode_integers, low_bits
 from fedspa.errors import PayloadError
 from fedspa.randomness.streams import Stream
 from fedspa.wire.coding import best_scale
 from fedspa.wire.payload import HEADER_BYTES, Expected, Header, Update, decode, encode, opened, sealed
-from reproduction.cpsgd.respond import binomial, decode_integers, encode_integers, low_bits
 
 SEED = bytes(range(16))
 PINNED = "52b37e6ba40d5a03"

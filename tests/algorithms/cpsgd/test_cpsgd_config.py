@@ -87,5 +87,5 @@ def test_a_sum_over_one_agent_and_one_of_no_noise_are_refused() -> None:
     alone = {**summed(), "federation": {"agents": 1, "per_round": 1}}
     with pytest.raises(ConfigError, match=r"federation\.per_round is 1; .* 2 or more"):
         load(alone)
-    with pytest.raises(ConfigError, match="fedavg is not run under it, only: fedspa, dp-fed"):
+    with pytest.raises(ConfigError, match="fedavg is not run under it, only: fedspa, dp-fed, cpsgd"):
         load({"algorithm": {"name": "fedavg"}, "privacy": {"adversary": "secure-aggregation"}})

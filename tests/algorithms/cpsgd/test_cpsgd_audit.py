@@ -16,6 +16,11 @@ from typer.testing import CliRunner
 
 from fedspa.algorithms import Agent, Terms
 from fedspa.algorithms.base import Answer
+from fedspa.algorithms.cpsgd import audit
+from fedspa.algorithms.cpsgd import respond as cpsgd
+from fedspa.algorithms.cpsgd.audit import AUDIT, Target, largest_move, of_plan, synthetic
+from fedspa.algorithms.cpsgd.plan import BinomialPlan, reach
+from fedspa.algorithms.cpsgd.respond import Integers, noised
 from fedspa.audit.audited import FALSE_ALARM, Setting
 from fedspa.audit.statistics import Check, Question
 from fedspa.cli import app
@@ -26,11 +31,6 @@ from fedspa.errors import ConfigError
 from fedspa.examples import taken
 from fedspa.mechanisms.base import CLIP_UNITS, LARGEST_CLIP, SMALLEST_CLIP, Clipping
 from fedspa.randomness.streams import Stream
-from reproduction.cpsgd import audit
-from reproduction.cpsgd import respond as cpsgd
-from reproduction.cpsgd.audit import AUDIT, Target, largest_move, of_plan, synthetic
-from reproduction.cpsgd.plan import BinomialPlan, reach
-from reproduction.cpsgd.respond import Integers, noised
 
 # The check that is there for each mistake, and the questions of the audit that it is one of.
 CAUGHT_BY: dict[str, tuple[str, Callable[..., Any]]] = {
