@@ -168,6 +168,19 @@ def test_a_run_that_ends_early_is_told_the_price_of_its_whole_plan(runs: dict[st
     assert "whole plan" not in page(runs["uneven"]).text
 
 
+def test_a_run_that_failed_says_so_and_not_in_foreign_words(tmp_path: Path) -> None:
+    """What the user's own code says may quote a record: it stays out of the folder."""
+
+    def hook(_: object) -> None:
+        raise ZeroDivisionError("of my own")
+
+    with pytest.raises(ZeroDivisionError):
+        simulate(small(tmp_path / "run"), on_round=hook)
+    said = page(tmp_path / "run").text
+    assert "1 of 4 rounds are done; it failed: ZeroDivisionError at test_report.py:" in said
+    assert not any(b"of my own" in file.read_bytes() for file in (tmp_path / "run").rglob("*") if file.is_file())
+
+
 def test_a_round_in_progress_is_priced_too(copy: Path) -> None:
     """Killed after the ledger and before the metrics were written: what is spent is spent."""
     (copy / "summary.json").unlink()
