@@ -18,7 +18,6 @@ import fedspa
 from fedspa.agent.ledger.report import export
 from fedspa.cli import app
 from fedspa.errors import ConfigError
-from fedspa.runs.guarantee import statement
 from fedspa.runs.rundir import Stopped, Stopping
 from fedspa.tuning import proxy, search
 
@@ -139,28 +138,11 @@ def test_what_is_printed_for_both_is_a_closed_form_where_there_is_one(
     assert delta <= summary["delta"] * (1 + 1e-6)
 
 
-def test_what_a_search_found_is_the_first_to_try_in_the_next(tmp_path: Path) -> None:
-    first = fedspa.tune(config(tmp_path / "first"), epsilon=2.0, share=0.2, public="none", data=made_up())
-    found = first.summary["tuning"]["trials"][first.summary["tuning"]["choice"]]["settings"]
-    study = json.loads((tmp_path / "first" / "study.json").read_text("utf-8"))
-    assert study["settings"] == found
-    assert study["guarantee"] == statement(first.summary)
-    assert study["guarantee"].startswith("NOT PRIVATE: THE NOISE WAS SEEDED")
-    longer = config(tmp_path / "second", federation={"rounds": 24}, algorithm={"local_lr": 0.2})
-    options: dict[str, Any] = {"share": 0.2, "public": "none", "data": made_up(), "study": tmp_path / "first"}
-    second = fedspa.tune(longer, epsilon=2.0, **options).summary["tuning"]
-    taken = second["trials"][0]["settings"]
-    # Twice the rounds, and steps of agents that are twice as long: as far by a quarter of the rate.
-    assert taken == {**found, "algorithm.server_lr": pytest.approx(found["algorithm.server_lr"] / 4, rel=0.01)}
-    assert second["proxy"]["study"]["guarantee"] == study["guarantee"]
-
-
 @pytest.mark.parametrize(
     ("sections", "options", "word"),
     [
         ({"data": {"holdout": 0.0}}, {"public": "holdout"}, "data.holdout is 0"),
         ({"data": {"holdout": 0.0}, "tuning": {"scored_by": "server"}}, {}, "data.holdout is 0"),
-        ({}, {"study": "nowhere"}, "there is no study in nowhere"),
         ({"algorithm": {"name": "fedavg"}}, {}, "fedavg spends no budget"),
         ({}, {"share": 1.0}, "share is 1.0"),
         ({}, {"space": {"algorithm.batch": [5]}}, "algorithm.batch cannot be tried"),
@@ -199,7 +181,6 @@ def test_on_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         (["tune", "--resume", "run", "--share", "0.5"], "--resume continues the run as it began"),
         (["tune", "--resume", "run", "--set", "run.seed=5"], "--resume continues the run as it began"),
         (["tune", "--resume", "nowhere"], "holds no run"),
-        (["tune", "--from", "runs"], "there is no study in runs"),
     ):
         assert word in str(CliRunner().invoke(app, bad).exception)
 

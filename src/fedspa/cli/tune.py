@@ -41,10 +41,6 @@ def tune(
             metavar="KEY=V1,V2", help="Values of a key to try as well, as in algorithm.server=average,momentum."
         ),
     ] = None,
-    study: Annotated[
-        Path | None,
-        typer.Option("--from", metavar="STUDY", help="An earlier tuning run's folder: its settings are tried first."),
-    ] = None,
     overrides: running.Overrides = None,
     out: running.Out = None,
     resume: Annotated[
@@ -64,7 +60,7 @@ def tune(
     from fedspa.runs.rundir import check_is_run
 
     if resume is not None:
-        other = (config, epsilon, public, space, study, out)
+        other = (config, epsilon, public, space, out)
         elsewhere = all(word.partition("=")[0].strip() == "data.dir" for word in overrides or ())
         if any(given not in (None, []) for given in other) or share != SHARE or not elsewhere:
             raise ConfigError(
@@ -110,7 +106,6 @@ def tune(
                 share=share,
                 public=public,
                 space=_space(space or ()),
-                study=study,
                 on_proxy=proxy,
                 progress=False,
                 on_round=advance,
@@ -147,14 +142,10 @@ def show(result: RunResult, screen: Console) -> None:
             f"Scores      by the agents, in {len(scoring)} of these rounds; each has noise of deviation {noise:.2%}",
             highlight=False,
         )
-    proxy = tuning["proxy"] or {"study": None, "found": []}
-    if (earlier := proxy["study"]) is not None:
-        found = f"settings found on {earlier['about']['data']}; the guarantee there: {earlier['guarantee']}"
-        screen.print(f"Study       {printable(found)}", highlight=False, markup=False)
     screen.print(
         f"Settings    {result.folder / BEST} (`fedspa run` trains with them, without a search)", highlight=False
     )
-    if proxy["found"]:
+    if (proxy := tuning["proxy"]) is not None and proxy["found"]:
         source = proxy["public"]
         where = "the server's validation set" if source == "holdout" else f"{printable(source)}, declared public"
         words = f"Proxy runs  {len(proxy['found'])} on {where} (no privacy cost)"
