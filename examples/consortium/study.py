@@ -35,7 +35,7 @@ def main(short: bool) -> None:
 
     scores = fedspa.evaluate(result.folder, epsilon=1.0, bins=8, out="runs/scores")  # few bins: few patients
     for site, score in [("", "auc"), *((site, "accuracy") for site in scores.sites)]:
-        value = scores.value(score, site)
+        value = scores.value(score, site=site)
         print(f"{score:<10} {site or 'all sites':<10} {'too few patients' if value is None else f'{value:.3f}'}")
     print(f"ε          {shown(scores.summary['epsilon_total'])} for each patient, for all of it")
     print(f"Report     {result.folder / 'report.html'}")

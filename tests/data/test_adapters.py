@@ -95,23 +95,6 @@ def test_keys_may_come_in_any_order() -> None:
     assert torch.equal(data.train_x["input_ids"], torch.from_numpy(np.concatenate([IDS, IDS])))  # type: ignore[index]
 
 
-class Partitioner:
-    def __init__(self, parts: list[Any]) -> None:
-        self._parts, self.num_partitions = parts, len(parts)
-
-    def load_partition(self, partition_id: int) -> Any:
-        return self._parts[partition_id]
-
-
-def test_partitions_are_agents() -> None:
-    data = fedspa.from_partitioner(Partitioner([{"x": X, "label": Y}] * 3), test={"x": X, "label": Y}, name="d")
-    assert data.owners is not None
-    assert data.owners.tolist() == [0] * 4 + [1] * 4 + [2] * 4
-    for partitioner, said in ((Partitioner([]), "no partitions"), (object(), "the partitioner failed .AttributeError")):
-        with pytest.raises(DataError, match=said):
-            fedspa.from_partitioner(partitioner, test=(X, Y), name="d")
-
-
 @pytest.mark.parametrize(
     ("other", "words"),
     [

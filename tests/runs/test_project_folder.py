@@ -13,7 +13,7 @@ from fedspa.running import run as simulate
 from fedspa.runs.config import load, to_toml
 
 
-@pytest.mark.parametrize("words", ["run --resume study", "watch study", "report study", "export study card.md"])
+@pytest.mark.parametrize("words", ["run --resume study", "report study", "export study card.md"])
 def test_a_project_is_no_run(
     words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

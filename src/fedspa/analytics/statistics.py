@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
@@ -13,7 +12,7 @@ from typing import Any
 import tomli_w
 
 from fedspa import durable
-from fedspa.analytics.estimates import Estimate, estimates, typical
+from fedspa.analytics.estimates import Estimate, Release, estimates, typical
 from fedspa.analytics.released import released
 from fedspa.data.columns import Number, Schema
 from fedspa.data.dataset import Dataset
@@ -41,7 +40,7 @@ NO_EPSILON = (
 
 
 @dataclass(frozen=True)
-class Statistics:
+class Statistics(Release):
     """Released statistics, with what they cost.
 
     Attributes:
@@ -58,8 +57,6 @@ class Statistics:
         38.6
     """
 
-    estimates: Sequence[Estimate]
-    summary: Mapping[str, Any]
     schema: Schema
     folder: Path | None = None
 
@@ -81,33 +78,6 @@ class Statistics:
             raise ConfigError(f"the run in {run} evaluated a model; `fedspa evaluate {run}` shows it")
         return cls(found.estimates, found.summary, found.schema, found.folder)
 
-    @property
-    def sites(self) -> list[str]:
-        """Return the names of the sites that have statistics of their own."""
-        return list(dict.fromkeys(each.site for each in self.estimates if each.site))
-
-    def value(self, statistic: str, column: str = "", site: str = "", group: str = "") -> float | None:
-        """Return one number, as in `value("mean", "age")`.
-
-        Args:
-            statistic: Its name, as in the table: `records` (`persons`, where these are protected), `mean`,
-                `standard deviation`, `quantile 50%`, `count of …`.
-            column: The column, "" for the number of records.
-            site: The site, "" for all together.
-            group: The class, where statistics were taken by class.
-
-        Returns:
-            The number; None where too few records are there to say it.
-
-        Raises:
-            ConfigError: There is no such statistic.
-        """
-        wanted = (site, group, column, statistic)
-        for each in self.estimates:
-            if (each.site, each.group, each.column, each.statistic) == wanted:
-                return each.value
-        raise ConfigError(f"there is no statistic {statistic!r} of column {column!r}, site {site!r}, group {group!r}")
-
     def to_csv(self, path: Path | str) -> None:
         """Write a line per number.
 
@@ -119,16 +89,6 @@ class Statistics:
             writer = csv.DictWriter(file, names)
             writer.writeheader()
             writer.writerows(asdict(each) for each in self.estimates)
-
-    def to_json(self) -> str:
-        """Return everything as one JSON object: the guarantee, and the estimates.
-
-        Returns:
-            The text.
-        """
-        guarantee = ("epsilon", "epsilon_worst_case", "delta", "neighbours", "unit", "adversary", "accountant", "noise")
-        kept = {key: self.summary[key] for key in guarantee}
-        return json.dumps({**kept, "estimates": [asdict(each) for each in self.estimates]}, indent=1, allow_nan=False)
 
     def write_schema(self, path: Path | str) -> None:
         """Write the table's schema with released means and standard deviations, so that training standardises by them.
