@@ -11,6 +11,7 @@ import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -45,13 +46,26 @@ class Estimate:
         """Return half the interval's width."""
         return (self.high - self.low) / 2
 
+    @property
+    def shown(self) -> tuple[str, str]:
+        """Return value and interval as tables show them."""
+        value = "too few records" if self.value is None else shown_number(self.value)
+        return value, f"{shown_number(self.low)} to {shown_number(self.high)}"
+
+
+def shown_number(value: float) -> str:
+    """Return a number as tables show it."""
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
+
 
 @dataclass(frozen=True)
 class Release:
-    """What a release says: its estimates, and the summary of its run."""
+    """What a release says: its estimates, the summary of its run, and the run's folder; None where nothing was released
+    yet and the numbers are expectations."""
 
     estimates: Sequence[Estimate]
     summary: Mapping[str, Any]
+    folder: Path | None
 
     @property
     def sites(self) -> list[str]:

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from fedspa import durable, report
-from fedspa.analytics.estimates import Estimate, Release
+from fedspa.analytics.estimates import Release
 from fedspa.analytics.released import released
 from fedspa.analytics.scores import CONFUSION, DETAILS, ERROR, LOSS, MOST_LOG_ODDS, SCORES
 from fedspa.analytics.statistics import release_config, spending
@@ -56,8 +56,6 @@ class Evaluation(Release):
         folder: The release's folder.
     """
 
-    folder: Path
-
     @classmethod
     def load(cls, run: Path | str) -> Evaluation:
         """Return an evaluation that was released earlier.
@@ -78,12 +76,8 @@ class Evaluation(Release):
 
     def __str__(self) -> str:
         shown = [each for each in self.estimates if not each.site and not each.statistic.startswith(DETAILS)]
-        lines = [f"{each.statistic}: {_shown(each)}" for each in shown]
+        lines = [f"{each.statistic}: {each.shown[0]} ({each.shown[1]})" for each in shown]
         return "\n".join([*lines, statement(self.summary)])
-
-
-def _shown(each: Estimate) -> str:
-    return "too few records" if each.value is None else f"{each.value:.4g} ({each.low:.4g} to {each.high:.4g})"
 
 
 def evaluate(

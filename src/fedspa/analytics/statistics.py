@@ -47,8 +47,8 @@ class Statistics(Release):
         estimates: Every number with its 95 % interval: those of all sites together first, then each site's where the
             server saw its upload.
         summary: The run's summary: ε, δ, the accountant and the settings, as of `fedspa.run`.
-        schema: The columns.
         folder: The run's folder; None where nothing was released yet and the numbers are expectations.
+        schema: The columns.
 
     Examples:
         >>> import fedspa
@@ -58,7 +58,6 @@ class Statistics(Release):
     """
 
     schema: Schema
-    folder: Path | None = None
 
     @classmethod
     def load(cls, run: Path | str) -> Statistics:
@@ -76,7 +75,7 @@ class Statistics(Release):
         found = released(Path(run))
         if found.schema is None:
             raise ConfigError(f"the run in {run} evaluated a model; `fedspa evaluate {run}` shows it")
-        return cls(found.estimates, found.summary, found.schema, found.folder)
+        return cls(found.estimates, found.summary, found.folder, found.schema)
 
     def to_csv(self, path: Path | str) -> None:
         """Write a line per number.
@@ -247,7 +246,7 @@ def expected(
         found += estimates(task.layout, schema, typical(task.layout, records), noise, "each site", plan.unit)
     guarantee = Guarantee(plan)
     guarantee.count_participation([0])
-    return Statistics(found, {**promised(plan, guarantee, asked.privacy.noise), "epsilon_total": None}, schema)
+    return Statistics(found, {**promised(plan, guarantee, asked.privacy.noise), "epsilon_total": None}, None, schema)
 
 
 def release_config(config: Config, options: Mapping[str, Any], epsilon: float | None, out: Path | str | None) -> Config:
