@@ -24,7 +24,7 @@ from fedspa.flower.settings import read_config
 from fedspa.learning.flat import FlatModel
 from fedspa.learning.options import OPTIONS
 from fedspa.learning.tasks.named import NAMES
-from fedspa.runs.config import Config, load
+from fedspa.runs.config import load
 
 Printed = Callable[[str], list[float]]
 API = section("api.md")
@@ -176,12 +176,3 @@ def test_the_run_config_of_the_flower_app() -> None:
     for component in flower["components"].values():
         module, _, name = component.partition(":")
         assert hasattr(__import__(module, fromlist=[name]), name)
-
-
-@pytest.mark.parametrize("text", [FROM_OPACUS, FROM_FLOWER], ids=["opacus", "flower"])
-def test_every_key_that_a_table_names_exists(text: str) -> None:
-    known = {f"{section}.{key}" for section, of in Config.model_fields.items() for key in of.annotation.model_fields}  # type: ignore[union-attr]
-    rows = re.findall(r"^\|.*\|(.*)\|$", text, flags=re.M)
-    named = re.findall(r"`((?:federation|algorithm|privacy)\.\w+)", " ".join(rows))
-    assert len(named) >= 5
-    assert set(named) <= known

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
+import targets
 import torch
 from torch import nn
 
@@ -51,7 +52,7 @@ class Target:
 
 
 def synthetic(*, noise: float = 1.0, neighbours: Neighbours | None = None, sampling: Sampling = "poisson") -> Target:
-    made = gaussian.synthetic(noise=noise, neighbours=neighbours, sampling=sampling)
+    made = targets.synthetic(noise=noise, neighbours=neighbours, sampling=sampling)
     return Target(made.plan, made.relations)
 
 
@@ -134,7 +135,6 @@ def questions(setting: Setting, target: Target) -> Iterator[Question]:
 
 SCORES = Audited(
     name="scores",
-    synthetic=synthetic,
     of_plan=of_plan,
     questions=questions,
 )

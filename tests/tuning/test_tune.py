@@ -184,15 +184,3 @@ def test_on_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         (["tune", "--resume", "nowhere"], "holds no run"),
     ):
         assert word in str(CliRunner().invoke(app, bad).exception)
-
-
-def test_the_agents_own_records_are_not_public(tmp_path: Path) -> None:
-    given = {
-        "federation": {"agents": 8, "per_round": 4, "rounds": 10},
-        "data": {"name": "digits", "holdout": 0.1},
-        "privacy": {"epsilon": 3.0, "noise": "seeded"},
-        "run": {"out": str(tmp_path / "run")},
-    }
-    with pytest.raises(ConfigError, match=r"public is 'digits', which holds 1,298 of the 1,298 records"):
-        fedspa.tune(given, public="digits")
-    assert not (tmp_path / "run").exists()
