@@ -161,8 +161,7 @@ def all_but_the_run(setting, target):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("of_fit", "repetitions"),
-    [((), 10), pytest.param(("keys", "sampler: steps"), 100, marks=pytest.mark.long)],
+    ("of_fit", "repetitions"), [((), 10), pytest.param(("keys", "sampler: steps"), 100, marks=pytest.mark.long)]
 )
 def test_false_alarms_come_no_more_often_than_stated(of_fit, repetitions):
     """Audits with α = 0.1 for each question. Of 100, a question alarms more than 27 times with a chance below 1e-6; one

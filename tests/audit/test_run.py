@@ -76,10 +76,7 @@ def test_json_of_an_audit_that_holds():
 
 @pytest.mark.parametrize(
     ("arguments", "words"),
-    [
-        (("--set", "privacy.clip=norm"), "privacy.clip is 'norm'"),
-        (("--set", "algorithm.name=fedavg"), "fedavg"),
-    ],
+    [(("--set", "privacy.clip=norm"), "privacy.clip is 'norm'"), (("--set", "algorithm.name=fedavg"), "fedavg")],
 )
 def test_bad_flags_say_what_is_allowed(arguments, words):
     result = _audit(*arguments)

@@ -16,10 +16,7 @@ from fedspa.runs.setup import prepare
 from fedspa.tuning.suggest import suggest_for
 
 SCHEMA: dict[str, Any] = {
-    "columns": {
-        "age": {"kind": "number", "range": [0, 100]},
-        "ill": {"kind": "flag", "target": True},
-    }
+    "columns": {"age": {"kind": "number", "range": [0, 100]}, "ill": {"kind": "flag", "target": True}}
 }
 TABLE = {**SCHEMA, "columns": {**SCHEMA["columns"], "patient": {"kind": "ignore"}}}
 SIZES = {"north": 30, "south": 50, "west hospital": 40}

@@ -17,12 +17,7 @@ from fedspa.report.parts import page
 from fedspa.report.record import read
 
 SECURE = {"privacy": {"noise_multiplier": 2.0, "clip_value": 0.3, "noise": "secure"}}
-RUNS = {
-    "private": SECURE,
-    "seeded": {},
-    "fedavg": ALGORITHMS["fedavg"],
-    "cpsgd": ALGORITHMS["cpsgd"],
-}
+RUNS = {"private": SECURE, "seeded": {}, "fedavg": ALGORITHMS["fedavg"], "cpsgd": ALGORITHMS["cpsgd"]}
 
 
 @pytest.fixture(scope="module")

@@ -25,19 +25,7 @@ from fedspa.mechanisms.gaussian.event import GaussianEvent
 from fedspa.mechanisms.gaussian.plan import GaussianPlan
 from fedspa.privacy.accounting import epsilon
 from fedspa.report import render, write
-from fedspa.report.charts import (
-    HEIGHT,
-    LEFT,
-    RIGHT,
-    TOP,
-    WIDTH,
-    Axis,
-    Figure,
-    Line,
-    by_round,
-    nice_step,
-    thinned,
-)
+from fedspa.report.charts import HEIGHT, LEFT, RIGHT, TOP, WIDTH, Axis, Figure, Line, by_round, nice_step, thinned
 from fedspa.report.record import promise, read
 from fedspa.running import run as simulate
 from fedspa.runs.config import load

@@ -133,8 +133,4 @@ def questions(setting: Setting, target: Target) -> Iterator[Question]:
     yield from noise_questions(setting, target, plans[0])
 
 
-SCORES = Audited(
-    name="scores",
-    of_plan=of_plan,
-    questions=questions,
-)
+SCORES = Audited(name="scores", of_plan=of_plan, questions=questions)

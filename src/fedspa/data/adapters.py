@@ -208,7 +208,7 @@ def from_table(table: Any, schema: Schema | Mapping[str, Any] | Path | str, *, n
     Args:
         table: The path of a .csv or .parquet file, or a pandas frame.
         schema: The path of a TOML file with [data.table], or a mapping with `columns` and, where they are, `agent`,
-            `person`, `split` and `test`. Without `split` there is no test set, and the run's `data.holdout` says
+            `person` and `split`. Without `split` there is no test set, and the run's `data.holdout` says
             which share to hold out.
         name: The name of the data in the run's files; by default, the file's name.
 

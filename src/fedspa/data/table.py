@@ -139,7 +139,7 @@ class Encoder:
         if self._split is not None:
             known, part = self._known(row, self._split, whose[self._split], word)
             good &= known
-            test = part == self._schema.test
+            test = part == "test"
         for column, numbers in ((self._owner, self.owners), (self._person, self.persons)):
             known, name = (False, "") if column is None or test else self._known(row, column, whose[column], identifier)
             good &= known or column is None or test
