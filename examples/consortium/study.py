@@ -29,7 +29,7 @@ def main(short: bool) -> None:
         print(f"mean age   {site or 'all sites':<10} {'too few patients' if mean is None else f'{mean:.1f}'}")
     numbers.write_schema("schema.toml")
 
-    options = {"public": "none"} if short else {}
+    options = {"proxy": False} if short else {}
     result = fedspa.tune(numbers.standardised(out(config, "runs/trained")), **options)
     print(f"AUC        the server's test patients {result.summary['score_last']:.3f}")
 

@@ -51,8 +51,8 @@ def test_search_and_training_together_cost_what_was_asked(tmp_path: Path) -> Non
     assert len(entries) == 12 * 3
     assert tuning["rounds"] == 6
     assert len(tuning["trials"]) == 4
-    assert len(tuning["proxy"]["found"]) == len(heard)
-    assert {} in [found["settings"] for found in tuning["proxy"]["found"]]  # the config's own
+    assert len(tuning["proxy"]) == len(heard)
+    assert {} in [found["settings"] for found in tuning["proxy"]]  # the config's own
     chosen = fedspa.load(tmp_path / "run" / "config.toml").tuning.candidates
     assert chosen is not None
     assert chosen[tuning["choice"]] == tuning["trials"][tuning["choice"]]["settings"]
@@ -99,10 +99,10 @@ def test_stopped_in_a_proxy_run_nothing_is_spent(tmp_path: Path) -> None:
 
 
 def test_without_proxy_runs_the_rates_of_the_rule_are_tried(tmp_path: Path) -> None:
-    result = fedspa.tune(config(tmp_path / "run"), epsilon=2.0, share=0.5, public="none", data=made_up())
+    result = fedspa.tune(config(tmp_path / "run"), epsilon=2.0, share=0.5, proxy=False, data=made_up())
     rates = [trial["settings"]["algorithm.server_lr"] for trial in result.summary["tuning"]["trials"]]
     assert [round(rate / rates[0], 2) for rate in rates] == [1.0, 3.0, 0.33, 9.0]
-    assert result.summary["tuning"]["proxy"]["found"] == []
+    assert result.summary["tuning"]["proxy"] == []
 
 
 def test_a_server_without_records_has_its_agents_score(tmp_path: Path) -> None:
@@ -128,7 +128,7 @@ def test_what_is_printed_for_both_is_a_closed_form_where_there_is_one(
     μ = √n/z (Dong, Roth & Su 2022): no accountant of ours is in this, and the count is of the ledger's lines."""
     privacy = {"neighbours": relation}
     asked = config(tmp_path / "run", data={"holdout": 0.0}, algorithm={"batch": 83}, privacy=privacy)
-    summary = fedspa.tune(asked, epsilon=2.0, share=0.5, public="none", data=made_up()).summary
+    summary = fedspa.tune(asked, epsilon=2.0, share=0.5, proxy=False, data=made_up()).summary
     assert summary["tuning"]["scoring"]["rounds"]
     counts = Counter(line["agent"] for line in export(tmp_path / "run" / "ledger.sqlite")["entries"])
     mu = apart * math.sqrt(max(counts.values())) / summary["noise_multiplier"]
@@ -141,13 +141,13 @@ def test_what_is_printed_for_both_is_a_closed_form_where_there_is_one(
 @pytest.mark.parametrize(
     ("sections", "options", "word"),
     [
-        ({"data": {"holdout": 0.0}}, {"public": "holdout"}, "data.holdout is 0"),
+        ({"data": {"holdout": 0.0}}, {"proxy": True}, "data.holdout is 0"),
         ({"data": {"holdout": 0.0}, "tuning": {"scored_by": "server"}}, {}, "data.holdout is 0"),
         ({"algorithm": {"name": "fedavg"}}, {}, "fedavg spends no budget"),
         ({}, {"share": 1.0}, "share is 1.0"),
         ({}, {"space": {"algorithm.batch": [5]}}, "algorithm.batch cannot be tried"),
         ({"tuning": {"candidates": [{}]}}, {}, "which `fedspa tune` chooses"),
-        ({"privacy": {"clip_rule": "quantile"}}, {"public": "none"}, "clip_rule is 'quantile'"),
+        ({"privacy": {"clip_rule": "quantile"}}, {"proxy": False}, "clip_rule is 'quantile'"),
     ],
 )
 def test_what_cannot_be_tuned_is_told_in_a_line(

@@ -26,12 +26,12 @@ def tune(
         float | None, typer.Option(help="ε of search and final training together (the config's).")
     ] = None,
     share: Annotated[float, typer.Option(help="The most of the rounds that trials may take.")] = SHARE,
-    public: Annotated[
-        str | None,
+    proxy: Annotated[
+        bool | None,
         typer.Option(
-            metavar="holdout|NAME|none",
-            help="Records for proxy runs, at no privacy cost: the server's held-out records (the default if there are "
-            "any), or a public data set.",
+            "--proxy/--no-proxy",
+            help="Compare settings in proxy runs on the server's held-out records first, at no privacy cost (if there "
+            "are any).",
         ),
     ] = None,
     space: Annotated[
@@ -59,7 +59,7 @@ def tune(
     from fedspa.runs.rundir import check_is_run
 
     if resume is not None:
-        other = (config, epsilon, public, space, out)
+        other = (config, epsilon, proxy, space, out)
         elsewhere = all(word.partition("=")[0].strip() == "data.dir" for word in overrides or ())
         if any(given not in (None, []) for given in other) or share != SHARE or not elsewhere:
             raise ConfigError(
@@ -83,7 +83,7 @@ def tune(
     screen = Console(stderr=True)
     count = 0
 
-    def proxy(found: ProxyRun) -> None:
+    def compared(found: ProxyRun) -> None:
         nonlocal count
         count += 1
         if screen.is_terminal:
@@ -105,9 +105,9 @@ def tune(
             result = tune(
                 settings,
                 share=share,
-                public=public,
+                proxy=proxy,
                 space=_space(space or ()),
-                on_proxy=proxy,
+                on_proxy=compared,
                 progress=False,
                 on_round=advance,
                 stop=asked,

@@ -269,20 +269,17 @@ def _spent(run: RunRecord, taken: int) -> str:
     return words + " The chosen model continued from the state that its trial had reached."
 
 
-def _proxies(found: Mapping[str, Any] | None, name: str) -> tuple[list[list[str]], str]:
+def _proxies(found: Sequence[Mapping[str, Any]] | None, name: str) -> tuple[list[list[str]], str]:
     """Return the best proxy runs, and where settings came from that cost nothing in this run."""
     rows: list[list[str]] = []
     words = "No settings were tried in proxy runs."
-    if found is not None and found["found"]:
-        scored = [(each["score"], format_settings(each["settings"])) for each in found["found"]]
+    if found:
+        scored = [(each["score"], format_settings(each["settings"])) for each in found]
         known = sorted((each for each in scored if each[0] is not None), reverse=name not in LOWER)
         rows = [[settings, shown_score(name, score)] for score, settings in known[:MAX_PROXIES]]
-        where = "the server's own held-out records, which belong to no agent"
-        if found["public"] != "holdout":
-            where = f"the records {found['public']}, which the user declared public"
         words = (
-            f"{len(scored)} settings were tried in proxy runs on {where}, under the noise of this run, at no privacy "
-            f"cost. {len(scored) - len(known)} diverged."
+            f"{len(scored)} settings were tried in proxy runs on the server's own held-out records, which belong to no "
+            f"agent, under the noise of this run, at no privacy cost. {len(scored) - len(known)} diverged."
         )
     return rows, words
 
