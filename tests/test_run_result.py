@@ -29,7 +29,7 @@ CLINICS = Path(__file__).with_name("runs") / "clinics.csv"
 def on_clinics(out: Path, target: str, **columns: dict[str, Any]) -> dict[str, Any]:
     known = {"age": AGE, "smoker": SMOKER, "ward": WARDS, "score": SCORE, **columns}
     known[target] = {key: value for key, value in known[target].items() if key != "missing"} | {"target": True}
-    table = {"columns": known, "agent": "clinic", "split": "part", "test": "held"}
+    table = {"columns": known, "agent": "clinic", "split": "part"}
     data = {"name": str(CLINICS), "table": table}
     return small(out, data=data, algorithm={"compression": 1.0, "batch": 5})
 
@@ -153,7 +153,7 @@ def _frame() -> pandas.DataFrame:
 
 def test_numbers_are_predicted_in_their_own_unit(tmp_path: Path) -> None:
     result = fedspa.run(on_clinics(tmp_path / "run", "score"))
-    held = _frame().query("part == 'held'")
+    held = _frame().query("part == 'test'")
     found = fedspa.RunResult.load(tmp_path / "run").predict(held.drop(columns=["score", "clinic", "part"]))
     assert np.sqrt(np.square(found - held["score"]).mean()) == pytest.approx(result.summary["score_last"], rel=1e-5)
 
@@ -161,7 +161,7 @@ def test_numbers_are_predicted_in_their_own_unit(tmp_path: Path) -> None:
 def test_classes_are_predicted_by_their_names(tmp_path: Path) -> None:
     fedspa.run(on_clinics(tmp_path / "run", "ward"))
     result = fedspa.RunResult.load(tmp_path / "run")
-    held = _frame().query("part == 'held'")
+    held = _frame().query("part == 'test'")
     with torch.no_grad():  # each answer once
         for place, word in enumerate(["a", "b", None]):
             result.module[1].weight.zero_()

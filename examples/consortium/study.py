@@ -29,13 +29,13 @@ def main(short: bool) -> None:
         print(f"mean age   {site or 'all sites':<10} {'too few patients' if mean is None else f'{mean:.1f}'}")
     numbers.write_schema("schema.toml")
 
-    options = {"public": "none"} if short else {}
+    options = {"proxy": False} if short else {}
     result = fedspa.tune(numbers.standardised(out(config, "runs/trained")), **options)
     print(f"AUC        the server's test patients {result.summary['score_last']:.3f}")
 
     scores = fedspa.evaluate(result.folder, epsilon=1.0, bins=8, out="runs/scores")  # few bins: few patients
     for site, score in [("", "auc"), *((site, "accuracy") for site in scores.sites)]:
-        value = scores.value(score, site)
+        value = scores.value(score, site=site)
         print(f"{score:<10} {site or 'all sites':<10} {'too few patients' if value is None else f'{value:.3f}'}")
     print(f"ε          {shown(scores.summary['epsilon_total'])} for each patient, for all of it")
     print(f"Report     {result.folder / 'report.html'}")

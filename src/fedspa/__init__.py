@@ -6,7 +6,7 @@
     print(result)                       # the score, the guarantee in one line, the run's folder
     result.predict(x)                   # answers of the trained module, which is result.module
 
-Data of your own: `from_arrays`, `from_examples`, `from_agents`, `from_partitioner`, `from_table`, `from_texts`. A
+Data of your own: `from_arrays`, `from_examples`, `from_agents`, `from_table`, `from_texts`. A
 module of your own: `run(config, data=…, module=…)`; `check` says whether it can be trained privately, `fix` repairs
 what it can. `tune` finds settings within the same budget. `load_model` and `RunResult.load` bring a finished run back.
 
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from fedspa.data.adapters import from_agents as from_agents
     from fedspa.data.adapters import from_arrays as from_arrays
     from fedspa.data.adapters import from_examples as from_examples
-    from fedspa.data.adapters import from_partitioner as from_partitioner
     from fedspa.data.adapters import from_table as from_table
     from fedspa.data.dataset import Dataset as Dataset
     from fedspa.data.texts import from_texts as from_texts
@@ -65,7 +64,6 @@ _PUBLIC = {
     "from_agents": "fedspa.data.adapters",
     "from_arrays": "fedspa.data.adapters",
     "from_examples": "fedspa.data.adapters",
-    "from_partitioner": "fedspa.data.adapters",
     "from_table": "fedspa.data.adapters",
     "from_texts": "fedspa.data.texts",
     "guard": "fedspa.guard",

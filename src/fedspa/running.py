@@ -59,8 +59,8 @@ def run(
     Args:
         config: The path of a TOML file, the same as a nested mapping, a `Config`, or None for the quickstart, which
             learns scikit-learn's digits in seconds. Unset keys have defaults; a private run needs `privacy.epsilon`.
-        data: Records in place of those that the config names, made by `from_arrays`, `from_examples`, `from_agents`,
-            `from_partitioner` or `from_table`.
+        data: Records in place of those that the config names, made by `from_arrays`, `from_examples`, `from_agents`
+            or `from_table`.
         module: A `torch.nn.Module` in place of the model that the config names. It is trained in place.
         task: What is learned: a name, as `task.name` has, or a function loss(module, example) that gives one number for
             a batch of examples.

@@ -418,12 +418,6 @@ class TestCommand:
         assert audited.exit_code == 0, audited.output
         assert "one record's part" in audited.output
 
-    def test_a_released_schema_trains(self, config, tmp_path: Path) -> None:
-        found = fedspa.statistics(config(), epsilon=1.0, out=tmp_path / "stats")
-        following = found.standardised(config(algorithm={"batch": 10, "local_steps": 1, "compression": 0.5}))
-        result = fedspa.run(fedspa.load(following.model_dump(exclude_none=True), [f'run.out="{tmp_path / "run"}"']))
-        assert result.summary["epsilon"] <= 2.0
-
     @pytest.mark.parametrize(
         ("arguments", "said"),
         [
@@ -467,14 +461,3 @@ def test_every_key_of_an_algorithm_is_settled_for_a_release() -> None:
     settled = {key.removeprefix("algorithm.") for key in STATISTICS if key.startswith("algorithm.")}
     assert settled | harmless == set(Config.model_fields["algorithm"].annotation.model_fields)  # type: ignore[union-attr]
     assert not settled & harmless
-
-
-@pytest.mark.slow
-def test_a_release_is_a_target_of_the_audit_which_finds_injected_faults(config, tmp_path: Path) -> None:
-    fedspa.statistics(config(), epsilon=1.0, out=tmp_path / "run")
-    asked = ["audit", "--config", str(tmp_path / "run/config.toml"), "--draws", "300"]
-    held = CliRunner().invoke(app, [*asked, "--json"], catch_exceptions=False)
-    assert json.loads(held.stdout)["holds"]
-    faulty = CliRunner().invoke(app, [*asked, "--self-test", "--json"], catch_exceptions=False)
-    assert faulty.exit_code == 0
-    assert all(found["caught"] for found in json.loads(faulty.stdout).values())

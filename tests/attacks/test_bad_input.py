@@ -86,7 +86,6 @@ NEEDED = {
     ],
     "audit": ["--draws", "100", "--clip", "nothing"],
     "report": ["a-folder"],
-    "watch": ["a-folder"],
     "new": ["a-folder/new"],
     "ledger": ["a-file"],
 }

@@ -35,7 +35,7 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize(
     "words",
-    ["watch {}", "report {}", "export {} card.md", "ledger show {}", "ledger verify {}", "data check {} --schema {}"],
+    ["report {}", "export {} card.md", "ledger show {}", "ledger verify {}", "data check {} --schema {}"],
 )
 def test_no_command_that_reads_a_folder_imports_its_code(
     folder: Path, words: str, monkeypatch: pytest.MonkeyPatch

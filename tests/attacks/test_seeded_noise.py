@@ -22,8 +22,8 @@ import fedspa
 from fedspa.agent.ledger.ledger import Ledger
 from fedspa.agent.ledger.report import export
 from fedspa.cli import main
+from fedspa.cli.deployment import RoundPrinter
 from fedspa.cli.run import show
-from fedspa.cli.watch import snapshot, terms
 from fedspa.mechanisms import event_of
 from fedspa.mechanisms.gaussian.plan import GaussianEvent
 from fedspa.privacy.accounting import epsilon
@@ -87,8 +87,9 @@ def test_every_file_and_every_epsilon_says_where_the_noise_came_from(tmp_path: P
     assert ("NOT PRIVATE: THE NOISE WAS SEEDED" in statement(summary)) is seeded
     assert ("Nothing is promised:" in dict(describe_guarantee(summary, 6))) is seeded
     assert ("What would be promised." in dict(describe_guarantee(summary, 6))) is seeded
-    now = snapshot(tmp_path / "run")
-    assert ("SEEDED" in terms(now.config, now.metrics[-1])) is seeded
+    with contextlib.redirect_stdout(io.StringIO()) as printed:  # what a server shows of its rounds
+        RoundPrinter()(tmp_path / "run")
+    assert printed.getvalue().count("SEEDED") == seeded * len(lines)
 
 
 def test_every_line_on_a_screen_with_a_seeded_epsilon_says_so(tmp_path: Path) -> None:
@@ -102,7 +103,6 @@ def test_every_line_on_a_screen_with_a_seeded_epsilon_says_so(tmp_path: Path) ->
     outputs = {
         "run": screen.file.getvalue(),  # type: ignore[attr-defined]
         "ledger": said("ledger", "show", ledger),
-        "watch": said("watch", str(tmp_path / "run")),
     }
     assert "ε so far (SEEDED NOISE: not private)" in outputs["run"]
     for name, text in outputs.items():

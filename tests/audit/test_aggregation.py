@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from faults import SHARE_FAULTS, SUM_FAULTS
 from scipy import stats
+from targets import of_cpsgd, shares
 from torch import Tensor, nn
 
 from fedspa.agent.participate import Request
@@ -47,7 +48,7 @@ Ask = Callable[[Setting, Summed], list[Question]]
 
 
 def summed(name: str) -> Summed:
-    target = SHARES.synthetic() if name == "shares" else cpsgd.synthetic().sums
+    target = shares() if name == "shares" else of_cpsgd().sums
     assert isinstance(target, Summed)
     return target
 
@@ -273,7 +274,7 @@ def test_the_sums_of_a_cpsgd_config(tmp_path: Path) -> None:
 
 
 def test_a_local_cpsgd_config_has_no_sums() -> None:
-    plan = replace(cpsgd.synthetic().plan, trials=10_000)
+    plan = replace(of_cpsgd().plan, trials=10_000)
     assert cpsgd.of_plan(plan).sums is None
 
 

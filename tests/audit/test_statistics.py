@@ -9,8 +9,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from scipy import stats
+from targets import synthetic
 
-from fedspa.audit.gaussian import synthetic
 from fedspa.audit.statistics import (
     columns,
     cosine_limit,

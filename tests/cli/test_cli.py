@@ -141,7 +141,6 @@ def test_a_ledger_of_sums_is_shown_with_its_worst_case(call: Call, tmp_path: Pat
         ("privacy --batch 10 --records 60 --local-steps 1 --participations 1 --delta 2 --noise 1", "delta"),
         ("privacy --batch 10 --records 60 --local-steps 0 --participations 1 --delta 1e-3 --noise 1", "steps"),
         ("ledger show nowhere.sqlite", "nowhere.sqlite"),
-        ("watch nowhere --every nan", "--every"),
         (f"new {'x' * 300}", "too long"),
     ],
 )

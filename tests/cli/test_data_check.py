@@ -143,22 +143,6 @@ def test_what_a_run_holds_out_is_told_as_the_run_does_it(check: Call, persons: b
     assert f"training rows: 'south' {found['rows_of_agents']['south']}, 'north' " in out
 
 
-@pytest.mark.parametrize(
-    ("text", "name", "words"),
-    [
-        ("", "table.csv", "is empty"),
-        (HEADER, "table.csv", "has no records"),
-        ("x", "table.xls", "neither .csv nor .parquet"),
-        ("x", "table.parquet", "Parquet"),
-    ],
-)
-def test_what_is_no_table_is_one_line(check: Call, text: str, name: str, words: str) -> None:
-    code, out, err = check(text, name=name)
-    assert (code, out) == (2, "")
-    assert words in err
-    assert err.count("\n") == 1
-
-
 def test_what_a_cell_holds_cannot_steer_the_terminal(check: Call) -> None:
     _, out, _ = check(GOOD + "\x1b[2Jnorth,p1,train,1,\x1b[31m,yes\n")
     assert "\x1b" not in out

@@ -29,7 +29,6 @@ OF_A_PATH = [
     "tune --resume {}",
     "tune --set data.holdout=0.2 --epsilon 2 --out {}",
     "report {}",
-    "watch {}",
     "export {} card.md",
     "export {} model.onnx",
     "ledger verify {}",

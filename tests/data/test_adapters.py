@@ -23,24 +23,6 @@ def examples(**fields: Any) -> dict[str, Any]:
     return {"input_ids": IDS, "attention_mask": np.ones((4, 3), bool), **fields}
 
 
-@pytest.mark.parametrize(
-    "key",
-    [
-        "labels",
-    ],
-)
-def test_the_target_is_found_under_its_usual_names(key: str) -> None:
-    given = examples(**{key: [0, 1, 2, 1]})
-    data = fedspa.from_examples(given, given, name="d")
-    assert data.key == key
-    assert data.classes == 3
-    assert isinstance(data.train_x, dict)
-    assert list(data.train_x) == ["input_ids", "attention_mask"]
-    assert torch.equal(data.train_x["input_ids"], torch.from_numpy(IDS))
-    assert data.train_x["attention_mask"].dtype == torch.bool
-    assert data.test_y.tolist() == [0, 1, 2, 1]
-
-
 def test_examples_without_targets_have_a_row_with_nothing_in_it() -> None:
     data = fedspa.from_examples(examples(), examples(), name="d", target="")
     assert data.key == ""
@@ -93,23 +75,6 @@ def test_keys_may_come_in_any_order() -> None:
         assert isinstance(x, dict)
         assert list(x) == ["input_ids", "attention_mask"]
     assert torch.equal(data.train_x["input_ids"], torch.from_numpy(np.concatenate([IDS, IDS])))  # type: ignore[index]
-
-
-class Partitioner:
-    def __init__(self, parts: list[Any]) -> None:
-        self._parts, self.num_partitions = parts, len(parts)
-
-    def load_partition(self, partition_id: int) -> Any:
-        return self._parts[partition_id]
-
-
-def test_partitions_are_agents() -> None:
-    data = fedspa.from_partitioner(Partitioner([{"x": X, "label": Y}] * 3), test={"x": X, "label": Y}, name="d")
-    assert data.owners is not None
-    assert data.owners.tolist() == [0] * 4 + [1] * 4 + [2] * 4
-    for partitioner, said in ((Partitioner([]), "no partitions"), (object(), "the partitioner failed .AttributeError")):
-        with pytest.raises(DataError, match=said):
-            fedspa.from_partitioner(partitioner, test=(X, Y), name="d")
 
 
 @pytest.mark.parametrize(

@@ -231,10 +231,7 @@ WRONG = [
     ({"age": {**AGE, "missing": "mean"}}, "data.table.columns.age: missing is 'mean'"),
     ({"age": {**AGE, "missing": [1]}}, "data.table.columns.age.missing: it must be 'refuse'"),
     ({"age": {**AGE, "target": "yes"}}, "data.table.columns.age.target is 'yes'"),
-    (
-        {"sex": {"kind": "category", "categories": ["a", "a"]}},
-        "data.table.columns.sex.categories: each must be named",
-    ),
+    ({"sex": {"kind": "category", "categories": ["a", "a"]}}, "data.table.columns.sex.categories: each must be named"),
     ({"sex": {"kind": "category", "categories": ["a"], "missing": "b"}}, "data.table.columns.sex: missing is 'b'"),
     ({"ill": {"kind": "flag", "missing": 1}}, "data.table.columns.ill: missing is 1"),
     ({"age": {**AGE, "target": True}}, "several must be all numbers or all flags"),

@@ -77,13 +77,7 @@ def test_orientations_have_norm_three_and_the_stated_width(shape, width):
     assert torch.allclose(found.norm(dim=1), torch.full((5,), features.NORM), atol=1e-4)
 
 
-@pytest.mark.parametrize(
-    "shape",
-    [
-        (1, 28, 28),
-        (3, 17, 21),
-    ],
-)
+@pytest.mark.parametrize("shape", [(1, 28, 28), (3, 17, 21)])
 def test_orientations_are_what_their_definition_says(shape):
     images = torch.rand(3, *shape, generator=torch.Generator().manual_seed(4))
     slowly = [torch.from_numpy(slow_features.orientations(image.double().numpy())) for image in images]

@@ -51,10 +51,7 @@ def test_idx_of_another_size(tmp_path: Path, raw: bytes) -> None:
 
 @pytest.mark.parametrize(
     "raw",
-    [
-        tiny_files.cifar_batch(PIXELS, [1, 2, 3], protocol=4),
-        tiny_files.cifar_batch_of_python_2(PIXELS, [1, 2, 3]),
-    ],
+    [tiny_files.cifar_batch(PIXELS, [1, 2, 3], protocol=4), tiny_files.cifar_batch_of_python_2(PIXELS, [1, 2, 3])],
 )
 def test_cifar_round_trip(tmp_path: Path, raw: bytes) -> None:
     images, labels = read_cifar_batch(written(tmp_path / "batch", raw))

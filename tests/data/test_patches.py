@@ -67,12 +67,15 @@ def test_chunks_change_features_by_rounding_only():
 
 
 def test_they_have_norm_three_and_the_stated_width():
-    sizes = {"patches": 64, "patches-128": 128}
-    for name, patterns in sizes.items():
-        for images, cells in ((photographs(), 9 + 4), (things(), 9 + 9)):
-            found = transform(name, images)
-            assert found.shape == (5, 2 * patterns * cells)
-            assert torch.allclose(found.norm(dim=1), torch.full((5,), features.NORM), atol=1e-4)
+    colour, grey = (photographs(), 9 + 4), (things(), 9 + 9)
+    for name, patterns, (images, cells) in (
+        ("patches", 64, colour),
+        ("patches", 64, grey),
+        ("patches-128", 128, colour),
+    ):
+        found = transform(name, images)
+        assert found.shape == (5, 2 * patterns * cells)
+        assert torch.allclose(found.norm(dim=1), torch.full((5,), features.NORM), atol=1e-4)
 
 
 @pytest.mark.parametrize("some", [photographs, things])

@@ -61,14 +61,7 @@ def test_a_person_is_at_one_agent() -> None:
         owners_of(PERSONS, np.array([1, 0, 0, 2, 1, 0]))
 
 
-@pytest.mark.parametrize(
-    "ids",
-    [
-        ["a", "b", "a"],
-        np.array([7, 2**60, 7]),
-        [b"a", b"b", b"a"],
-    ],
-)
+@pytest.mark.parametrize("ids", [["a", "b", "a"], np.array([7, 2**60, 7]), [b"a", b"b", b"a"]])
 def test_ids_are_numbers_or_texts(ids: Any) -> None:
     made = from_arrays(np.zeros((3, 2)), [0, 1, 0], np.zeros((2, 2)), [0, 1], name="d", persons=ids)
     assert made.persons is not None
@@ -76,14 +69,7 @@ def test_ids_are_numbers_or_texts(ids: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "ids",
-    [
-        [1.0, 2.0, float("nan")],
-        [["a"], ["b"], ["a"]],
-        ["a", 1, "b"],
-        [True, False, True],
-        object(),
-    ],
+    "ids", [[1.0, 2.0, float("nan")], [["a"], ["b"], ["a"]], ["a", 1, "b"], [True, False, True], object()]
 )
 def test_an_id_that_is_missing_or_none_is_refused(ids: Any) -> None:
     """Records without one would be one person, and their people would be in two places."""
@@ -109,13 +95,7 @@ def visits(persons: Any) -> Dataset:
     )
 
 
-@pytest.mark.parametrize(
-    "share",
-    [
-        0.01,
-        0.5,
-    ],
-)
+@pytest.mark.parametrize("share", [0.01, 0.5])
 def test_whole_persons_are_held_out(share: float) -> None:
     data = visits(np.random.default_rng(0).integers(0, 40, 300))
     assert data.persons is not None

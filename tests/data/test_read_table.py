@@ -92,8 +92,8 @@ def test_bom_carriage_returns_quotes_blanks_and_empty_lines(tmp_path: Path) -> N
 
 
 def test_records_for_testing(tmp_path: Path) -> None:
-    schema = checked({"columns": COLUMNS, "agent": "hospital", "person": "patient", "split": "part", "test": "held"})
-    rows = [f"{row},{part}" for row, part in zip(ROWS, ("held", "train", "train"))]
+    schema = checked({"columns": COLUMNS, "agent": "hospital", "person": "patient", "split": "part"})
+    rows = [f"{row},{part}" for row, part in zip(ROWS, ("test", "train", "train"))]
     table = read_table(written(tmp_path, HEADER + ",part", *rows), schema, strict=True)
     assert table.test is not None
     assert table.test.tolist() == [True, False, False]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +16,7 @@ from fedspa.runs.setup import prepare
 from fedspa.tuning.suggest import suggest_for
 
 SCHEMA: dict[str, Any] = {
-    "columns": {
-        "age": {"kind": "number", "range": [0, 100]},
-        "ill": {"kind": "flag", "target": True},
-    }
+    "columns": {"age": {"kind": "number", "range": [0, 100]}, "ill": {"kind": "flag", "target": True}}
 }
 TABLE = {**SCHEMA, "columns": {**SCHEMA["columns"], "patient": {"kind": "ignore"}}}
 SIZES = {"north": 30, "south": 50, "west hospital": 40}
@@ -166,13 +162,6 @@ def test_two_files_of_one_name_are_refused(sites: Path) -> None:
         fedspa.run(config(sites, name="sites/?/data.csv"), progress=False)
 
 
-def test_a_bad_row_names_its_file_and_line(sites: Path) -> None:
-    with (sites / "south.csv").open("a") as file:
-        file.write("9,old,no\n")
-    with pytest.raises(DataError, match=r"south.csv, line 52, column 'age': 'old' is no finite number"):
-        fedspa.run(config(sites), progress=False)
-
-
 @pytest.mark.parametrize(
     ("agents", "said"),
     [
@@ -199,13 +188,3 @@ def test_a_name_that_no_ledger_takes_is_refused() -> None:
     x, y = np.zeros((2, 1), dtype=np.float32), np.array([0, 1])
     with pytest.raises(DataError, match="a name has 1 to 200 characters that can be printed"):
         fedspa.from_arrays(x, y, x, y, name="demo", owners=["a\nb", "c"])
-
-
-def test_the_statistics_and_the_evaluation_of_sites_have_their_names(sites: Path) -> None:
-    given = config(sites, agent_holdout=0.3)
-    result = fedspa.run(given, progress=False)
-    found = fedspa.evaluate(result.folder, epsilon=5.0, out=sites.parent / "evaluation")
-    assert found.sites == list(SIZES)
-    assert json.loads((found.folder / "summary.json").read_text())["agent_names"] == list(SIZES)
-    released = fedspa.statistics(given, epsilon=5.0, out=sites.parent / "statistics")
-    assert released.sites == list(SIZES)

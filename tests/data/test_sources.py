@@ -91,12 +91,7 @@ def test_the_last_of_several_is_the_target() -> None:
 
 @pytest.mark.parametrize(
     ("source", "x"),
-    [
-        (TOKENS, TOKENS),
-        (X, SAME[0]),
-        ((X, Y), SAME),
-        (Items(lambda i: (X[i], Y[i])), SAME),
-    ],
+    [(TOKENS, TOKENS), (X, SAME[0]), ((X, Y), SAME), (Items(lambda i: (X[i], Y[i])), SAME)],
     ids=["dict", "array", "tuple", "items of tuples"],
 )
 def test_without_a_target_all_are_inputs(source: Any, x: Any) -> None:
@@ -131,10 +126,7 @@ def test_without_a_target_all_are_inputs(source: Any, x: Any) -> None:
         (((), Y), "it: x is an empty tuple"),
         (({}, Y), "it: x is an empty dict"),
         (({1: X}, Y), "it: x has the key 1; keys must be texts"),
-        (
-            {"x": X},
-            "it has the keys ['x']; just one of 'labels', 'label', 'target', 'targets', 'y' must be among them",
-        ),
+        ({"x": X}, "it has the keys ['x']; just one of 'labels', 'label', 'target', 'targets', 'y' must be among them"),
         ({"labels": Y}, "it has nothing but 'labels'"),
         (Items(lambda i: (X[i],)), "it: record 0 is a tuple; a pair (x, y) or a dict is needed"),
         (Items(lambda i: (torch.ones(i + 1), 0)), "it: record 1[0] has shape (2,) and that of record 0 has (1,)"),

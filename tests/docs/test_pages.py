@@ -114,7 +114,6 @@ def test_its_links_lead_somewhere(page: Path) -> None:
 
 TESTS = Path(__file__).parents[1]
 PAGE = (TESTS.parent / "SECURITY.md").read_text("utf-8")
-TABLE = PAGE.partition("## Which test holds which promise")[2]
 
 
 def test_the_tests_of_the_promises_are_there() -> None:
@@ -122,33 +121,6 @@ def test_the_tests_of_the_promises_are_there() -> None:
     assert len(named) > 60
     for file, name in named:
         assert re.search(rf"^ *(?:async )?def {name}\(", (TESTS / file).read_text("utf-8"), re.M), f"{file}::{name}"
-
-
-def test_every_adversary_is_in_the_table_of_threats() -> None:
-    threats = PAGE.partition("## Threats at a glance")[2].partition("\n## ")[0]
-    rows = [row.split(" | ") for row in re.findall(r"^\| (.*) \|$", threats, re.M)[1:]]
-    assert [row[0] for row in rows] == re.findall(r"^### (.+)$", PAGE, re.M)
-    for adversary, _, promised, test in rows:
-        assert test in TABLE or promised == "nothing", adversary
-
-
-def test_every_adversary_and_every_promise_has_a_row() -> None:
-    """Sections under "Who may be malicious" that promise something, and those after it that do."""
-    rows = [row.split(" | ") for row in re.findall(r"^\| (.*) \|$", TABLE, re.M)[1:]]
-    sections = [row[0].strip("*| ") for row in rows if row[0].startswith("**")]
-    asked = re.findall(r"^### (.+)$", PAGE, re.M)
-    assert len(asked) > 8
-    assert set(asked) - set(sections) == {"Who can read the process"}  # to whom nothing is promised
-    assert set(sections) - set(asked) == {"Under secure aggregation", "What the guarantee rests on", "After a crash"}
-    for row in rows:
-        assert row[0].startswith("**") or "::test_" in row[1], row
-    for promise in re.findall(r"^- \*\*(.+?)\*\*", PAGE.partition("### The server")[2].partition("###")[0], re.M):
-        words = long_words(promise)
-        assert any(len(words & long_words(row[0])) >= min(2, len(words)) for row in rows), promise
-
-
-def long_words(text: str) -> set[str]:
-    return set(re.findall(r"[\w-]{5,}", text.lower()))
 
 
 # The reference is made from the code: every key has a meaning, every command and option a line.
@@ -159,17 +131,6 @@ def test_every_key_of_a_config_has_a_meaning() -> None:
         for key, about in section.annotation.model_fields.items():  # type: ignore[union-attr]
             assert about.description, f"say what {name}.{key} means, by Field(description=…) in runs/sections.py"
             assert about.description[-1] == "."
-
-
-def test_every_command_is_there_with_its_options() -> None:
-    text = reference.cli()
-    headings = re.findall(r"^## (.+)$", text, flags=re.M)
-    assert {"fedspa run", "fedspa ledger show", "fedspa doctor", "fedspa new"} <= set(headings)
-    assert "| `--batch` | integer | required |" in text
-    assert "\n    fedspa audit --self-test\n" in text
-    assert not re.search(r"^\| .* \|  \|$", text, flags=re.M)  # an option without a word of help
-    rows = [line for line in text.splitlines() if line.startswith("|")]
-    assert {len(re.findall(r"(?<!\\)\|", row)) for row in rows} == {5}  # a stray bar would shift the columns
 
 
 @pytest.mark.parametrize("page", reference.PAGES, ids=lambda page: page.stem)

@@ -58,7 +58,6 @@ TABLE = {
     "data.table.columns": json.dumps(COLUMNS),
     "data.table.agent": "ward",
     "data.table.split": "part",
-    "data.table.test": "held",
     "federation.agents": 3,
     "algorithm.compression": 1.0,
     "algorithm.batch": 5,

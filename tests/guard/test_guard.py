@@ -85,18 +85,6 @@ def test_a_budget_that_another_tool_spent_is_spent_here(path: Path, guarded: Cal
         pytest.fail("the body ran")
 
 
-def test_a_training_function_pays_at_each_call(path: Path, guarded: Callable[..., Guard]) -> None:
-    def fit(rate: float, *, epochs: int) -> str:
-        """Trains."""
-        return f"{rate} {epochs}"
-
-    wrapped = guarded(run="study").train(fit, EVENT, announced=2)
-    assert (wrapped.__name__, wrapped.__doc__) == ("fit", "Trains.")
-    assert [wrapped(0.1, epochs=3), wrapped(0.2, epochs=4)] == ["0.1 3", "0.2 4"]
-    assert {entry["run"] for entry in export(path)["entries"]} == {"train:study"}
-    assert len(export(path)["entries"]) == 2
-
-
 def test_a_plan_that_was_announced_is_priced_as_a_whole(guarded: Callable[..., Guard]) -> None:
     guard = guarded()
     for _ in range(3):

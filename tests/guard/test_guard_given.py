@@ -56,7 +56,7 @@ def test_a_spend_belongs_to_the_process_that_paid(
 
 
 def test_as_a_decorator_it_names_what_is_meant(guarded: Callable[..., Guard]) -> None:
-    with pytest.raises(ConfigError, match=r"guard a function by guard.train\(function, event\)"):
+    with pytest.raises(ConfigError, match=r"write `with guard.spend\(event\):` in the function"):
         guarded().spend(EVENT)(print)  # type: ignore[operator]
 
 

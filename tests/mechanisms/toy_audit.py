@@ -38,7 +38,6 @@ def questions(setting: Setting, target: Target) -> Iterator[Question]:
 
 AUDIT = Audited(
     name="laplace",
-    synthetic=lambda: Target(LaplacePlan(1, 1.0, 10, 100, 3, 2.0, 1e-3)),
     of_plan=lambda plan: Target(replace(plan, dimension=1)),
     questions=questions,
     faults={"noise": lambda target: replace(target, share=0.4)},

@@ -213,7 +213,7 @@ class TestTuned:
         for trial in tuning["trials"]:
             assert trial["scores"] == [scores[t] for t in trial["rounds"]]
         assert metric in tuning["test"]
-        best = [each["score"] for each in tuning["proxy"]["found"]]
+        best = [each["score"] for each in tuning["proxy"]]
         assert all((0 <= score <= 1) == (metric != "log_loss") or score > 0 for score in best)
 
     def test_agents_say_that_they_score_otherwise(self, tmp_path: Path) -> None:

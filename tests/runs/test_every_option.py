@@ -56,7 +56,7 @@ VALUES: dict[str, list[Any]] = {
     "federation.cap": [2],
     "data.name": ["small_records:mnist"],
     "data.dir": ["elsewhere"],
-    "data.table": [table(agent="clinic", split="part", test="held")["data"]["table"]],
+    "data.table": [table(agent="clinic", split="part")["data"]["table"]],
     "data.holdout": [0.25],
     "data.agent_holdout": [0.25],
     "data.partition": ["shards", "dirichlet:5"],

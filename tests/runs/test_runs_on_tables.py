@@ -134,7 +134,6 @@ REFUSED: dict[str, tuple[dict[str, Any], list[str]]] = {
     "columns of mnist": ({"name": "mnist"}, ["data.table is for a table", "'mnist'"]),
     "features": ({"features": "aligned"}, ["data.features is 'aligned'", "images"]),
     "agents twice": ({"partition": "shards"}, ["data.partition is 'shards'", "'clinic'"]),
-    "a word for testing": ({"test": "held"}, ["data.table.test is 'held'", "data.table.split"]),
 }
 
 

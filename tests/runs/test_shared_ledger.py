@@ -82,7 +82,7 @@ def test_search_and_run_add_up(tmp_path: Path) -> None:
     }
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        tuned = fedspa.tune(values, epsilon=2.0, public="none", data=records()).summary
+        tuned = fedspa.tune(values, epsilon=2.0, proxy=False, data=records()).summary
     found = trained(tmp_path / "after", records()).summary
     assert found["epsilon_total"] > max(tuned["epsilon"], found["epsilon"])
 

@@ -74,14 +74,7 @@ def test_each_member_once_and_nobody_else() -> None:
     assert np.array_equal(total.values(), sum(VALUES.values()))
 
 
-@pytest.mark.parametrize(
-    "changed",
-    [
-        {"round": 2},
-        {"attempt": 2},
-        {"run": "b"},
-    ],
-)
+@pytest.mark.parametrize("changed", [{"round": 2}, {"attempt": 2}, {"run": "b"}])
 def test_a_replay_of_another_session_is_no_message_of_this(changed: dict[str, object]) -> None:
     other = replace(SESSION, **changed)  # type: ignore[arg-type]
     payload = upload(VALUES["site-0"], other, "site-0", SECRETS["site-0"])
@@ -108,13 +101,7 @@ def test_masks_of_another_key_do_not_cancel() -> None:
     assert void_of(SENT | {"site-0": relabelled(words)}) == "check"
 
 
-@pytest.mark.parametrize(
-    "changed",
-    [
-        {"round": 2},
-        {"terms": bytes(32)},
-    ],
-)
+@pytest.mark.parametrize("changed", [{"round": 2}, {"terms": bytes(32)}])
 def test_masks_of_another_session_do_not_cancel(changed: dict[str, object]) -> None:
     other = replace(SESSION, **changed)  # type: ignore[arg-type]
     words = masked(VALUES["site-0"], other, "site-0", SECRETS["site-0"])

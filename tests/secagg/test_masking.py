@@ -25,13 +25,7 @@ RANGES = [(0, 2), (-3, 3), (-100, 100), (0, 255), (-300, 300), (0, 50_000), (0, 
 RANGES += [(-(2**31), 2**31), (-(2**60), 2**60), (5, 9), (-9, -5), (2**40, 2**40 + 1000)]
 
 
-@pytest.mark.parametrize(
-    "n",
-    [
-        2,
-        10,
-    ],
-)
+@pytest.mark.parametrize("n", [2, 10])
 @pytest.mark.parametrize(("low", "high"), [(-1000, 1000), (-120, 100), (-(2**40), 2**45)])
 def test_the_masked_sum_is_the_plain_sum(n: int, low: int, high: int) -> None:
     secrets = secrets_of(n)

@@ -109,14 +109,7 @@ def test_a_key_that_others_can_read_is_refused(tmp_path: Path) -> None:
             SecretKey.load(path)
 
 
-@pytest.mark.parametrize(
-    "content",
-    [
-        b"",
-        b"fedspa-x25519-secret-1 00",
-        b"a" * 5000,
-    ],
-)
+@pytest.mark.parametrize("content", [b"", b"fedspa-x25519-secret-1 00", b"a" * 5000])
 def test_a_file_that_holds_no_key(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "key"
     path.write_bytes(content)

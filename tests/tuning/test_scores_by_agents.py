@@ -10,14 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from scores_audit import SCORES, Target, synthetic
 from torch import Tensor, nn
 
 from fedspa.agent.participate import Request, payloads
 from fedspa.algorithms import ALGORITHMS, Agent, Terms
 from fedspa.algorithms.base import deviation, score_plan, score_terms, share
 from fedspa.algorithms.fedspa import respond
-from fedspa.audit.audited import Setting
+from fedspa.audit.statistics import columns, mu_lower, noise_size, threshold_attack
 from fedspa.engine.optimizer import LocalOptimizer
 from fedspa.engine.per_example import Scores, score
 from fedspa.errors import PrivacyError
@@ -179,17 +178,66 @@ def test_scores_of_other_tasks_and_of_persons() -> None:
     assert float(score(PerPerson(Classification(2)), model.module, person, labels)) == pytest.approx(2 / 3)
 
 
-def failed(target: Target) -> set[str]:
-    report = SCORES.audit(Setting("seeded", draws=120), target)
-    return {check.name for check in report.checks if not check.holds}
+# What an agent says of several models, with a record that all of them are right about, without it, or with one in its
+# place that all are wrong about. The models call every record of class 0; all records but the first are, and every
+# record is in every batch: an attack shows most where no sampling hides a record.
+
+MODELS, RECORDS, DRAWS = 4, 2, 400
+ATTACKED = {relation: plan_of(neighbours=relation, clip="coordinate", batch=RECORDS, records=RECORDS)
+            for relation in ("add-remove", "replace-one")}  # fmt: skip
+relations = pytest.mark.parametrize("relation", ATTACKED)
 
 
-def test_attacks_on_counts_stay_within_the_claim_and_see_something() -> None:
-    report = SCORES.audit(Setting("seeded", draws=400), synthetic(neighbours="replace-one"))
-    assert all(check.holds for check in report.checks)
-    attack = next(check for check in report.checks if check.name.startswith("scores: μ"))
-    assert 0.5 * attack.claimed < attack.lower_bound <= attack.claimed
-    assert failed(synthetic(sampling="fixed")) == set()
+def answers(plan: GaussianPlan, first: str, draws: int, label: str, scored: Callable[..., Any] = score_plan) -> Any:
+    """[draws, models], in units of the noise as accounted, without what the record behind the first adds."""
+    model = FlatModel(nn.Linear(1, 2, bias=False), Classification(2))
+    models = torch.tensor([[1.0, 0.0]]).repeat(MODELS, 1)
+    x, y = torch.ones(RECORDS, 1), torch.zeros(RECORDS, dtype=torch.int64)
+    y[0] = first == "wrong"
+    held = slice(1, None) if first == "absent" else slice(None)
+    keys = [derive_key(bytes(32), label, i) for i in range(draws)]
+    agents = [Agent(i, x[held], y[held], SEED, key, False) for i, key in enumerate(keys)]
+    terms = Terms(0, "per-agent", None, 1.0, scored(plan, MODELS))
+    found = respond(torch.zeros(MODELS), terms, agents, Scores(model, models))
+    values = np.stack([answer.values for answer in found]).astype(np.float64) - (RECORDS - 1) / plan.batch
+    return values * plan.batch / (plan.noise_multiplier * math.sqrt(MODELS))
+
+
+def claimed(plan: GaussianPlan) -> float:
+    return (1 if plan.neighbours == "add-remove" else 2) / plan.noise_multiplier
+
+
+def distance(relation: str, scored: Callable[..., Any] = score_plan) -> float:
+    """Worst neighbours under the same key, over the noise that is really there: without chance."""
+    plan = ATTACKED[relation]
+    other = "absent" if relation == "add-remove" else "wrong"
+    right, left = (answers(plan, first, 1, "pair", scored) for first in ("right", other))
+    return float(np.linalg.norm(right - left)) * score_plan(plan, MODELS).sigma / scored(plan, MODELS).sigma
+
+
+def noise(scored: Callable[..., Any] = score_plan) -> list[bool]:
+    """Whether the noise has its size, and each model its own: the difference of two counts with one noise is bare."""
+    plan = ATTACKED["add-remove"]
+    found = answers(plan, "right", DRAWS, "noise", scored) - 1 / (plan.noise_multiplier * math.sqrt(MODELS))
+    asked = [noise_size("size", claimed(plan), [found, *found.T], ""), columns("coordinates", found)]
+    return [question.answer(1e-5).holds for question in asked]
+
+
+@relations
+def test_neighbours_are_as_far_apart_as_claimed(relation: str) -> None:
+    assert distance(relation) == pytest.approx(claimed(ATTACKED[relation]), rel=1e-5)
+
+
+@relations
+def test_an_attack_on_counts_stays_within_the_claim_and_sees_something(relation: str) -> None:
+    """All models' counts together say most of a record."""
+    plan = ATTACKED[relation]
+    other = "absent" if relation == "add-remove" else "wrong"
+    sides = [answers(plan, first, DRAWS, first).sum(axis=1) / math.sqrt(MODELS) for first in ("right", other)]
+    middle = claimed(plan) / 2 if relation == "add-remove" else 0.0
+    check = threshold_attack("μ", "mu", claimed(plan), sides, middle, mu_lower, "").answer(1e-5)
+    assert check.holds
+    assert check.lower_bound > (0.5 * check.claimed if relation == "replace-one" else 0)
 
 
 def louder(ratio: float) -> Callable[[GaussianPlan, int], GaussianPlan]:
@@ -203,31 +251,29 @@ def louder(ratio: float) -> Callable[[GaussianPlan, int], GaussianPlan]:
     return scored
 
 
-def test_a_sensitivity_that_forgets_the_other_models_is_caught() -> None:
-    found = failed(replace(synthetic(), scored=louder(4)))
-    assert {"scores: pair, add-remove", "scores: pair, replace-one", "scores: noise"} <= found
-    assert "scores: μ, replace-one" in found
+@relations
+def test_a_sensitivity_that_forgets_the_other_models_is_caught(relation: str) -> None:
+    assert distance(relation, louder(MODELS)) > 1.9 * claimed(ATTACKED[relation])
 
 
-def test_weak_noise_is_caught() -> None:
-    assert "scores: noise" in failed(replace(synthetic(neighbours="add-remove"), scored=louder(1.5**2)))
-
-
-def test_models_that_share_their_noise_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each has noise of the right size, and their difference none. (The true counts of these models are the same.)"""
+def test_noise_that_is_weak_or_shared_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert noise() == [True, True]
+    assert noise(louder(1.5**2)) == [False, True]
 
     def shared(*given: Any) -> Iterator[Update]:
-        for answer in respond(*given):
+        for answer in true(*given):
             yield replace(answer, values=np.full_like(answer.values, answer.values[0]))
 
-    monkeypatch.setattr("scores_audit.respond", shared)
-    assert "scores: coordinates" in failed(synthetic(neighbours="add-remove"))
+    true = respond
+    monkeypatch.setitem(globals(), "respond", shared)
+    assert noise()[1] is False  # of the right size each, though the true counts of these models are the same
 
 
-def test_an_engine_that_counts_tenfold_is_clipped(monkeypatch: pytest.MonkeyPatch) -> None:
+@relations
+def test_an_engine_that_counts_tenfold_is_clipped(relation: str, monkeypatch: pytest.MonkeyPatch) -> None:
     rows = Scores.rows
     monkeypatch.setattr(Scores, "rows", lambda *given: (10 * found for found in rows(*given)))
-    assert failed(synthetic(neighbours="add-remove")) == set()
+    assert distance(relation) == pytest.approx(claimed(ATTACKED[relation]), rel=1e-5)
 
 
 @pytest.mark.parametrize("name", ["momentum", "adam"])

@@ -25,12 +25,7 @@ def test_trials_spend_and_choice_are_shown(folder: Path) -> None:
     assert sum(int(row[-1]) for row in found.trials) == 6 * 3
     assert "took 6 of 9 rounds" in found.spent
     assert "in the ledger before it ran" in found.spent
-
-
-def test_seeded_trials_are_no_guarantee(folder: Path) -> None:
-    found = search(read(folder))
-    assert found is not None
-    assert "(no guarantee: see the top)" in found.spent
+    assert "(no guarantee: see the top)" in found.spent  # the noise is seeded
 
 
 def test_the_best_round_is_one_of_the_model_that_was_chosen(folder: Path) -> None:

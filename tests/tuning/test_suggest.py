@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +23,6 @@ from fedspa.mechanisms.gaussian.plan import GaussianEvent
 from fedspa.privacy.accounting import epsilon
 from fedspa.runs.halving import Settings
 from fedspa.runs.setup import Simulated, prepare, records_of
-from fedspa.tuning import proxy
 from fedspa.tuning.proxy import ProxyRuns
 from fedspa.tuning.search import CLIP, RATE, Search, distinct_settings
 from fedspa.tuning.suggest import suggest
@@ -237,29 +235,6 @@ def test_its_noise_is_that_of_the_run(tmp_path: Path, monkeypatch: pytest.Monkey
     assert plan.sigma == pytest.approx(job.plan.sigma)
     assert plan.event.rate == pytest.approx(job.plan.event.rate, rel=0.1)
     assert (plan.local_steps, plan.active, plan.clip_value) == (2, job.plan.active, job.plan.clip_value)
-
-
-def test_a_public_data_set_stands_in(tmp_path: Path) -> None:
-    job, records = job_of(tmp_path)
-    assert job.plan is not None
-    runs = ProxyRuns(job.config, job.plan, records, "digits")
-    assert runs._parts[0].train_x.shape[1:] == (1, 8, 8)  # type: ignore[union-attr]
-    assert runs.curves({}).last is not None
-
-
-@pytest.mark.parametrize("theirs", [400, 40])
-def test_what_the_agents_hold_is_not_public(theirs: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody pays for a proxy run: on the agents' own records it would be a search that no ε covers."""
-    job, records = job_of(tmp_path)
-    assert job.plan is not None
-    own = replace(
-        made_up(900),
-        train_x=torch.cat([made_up(900).train_x[-300:], records.train_x[:theirs]]),  # type: ignore[index, list-item]
-        train_y=torch.cat([made_up(900).train_y[-300:], records.train_y[:theirs]]),  # type: ignore[index, list-item]
-    )
-    monkeypatch.setattr(proxy, "records_of", lambda config: own)
-    with pytest.raises(fedspa.FedspaError, match=rf"holds {theirs} of the 400 records that the agents hold"):
-        ProxyRuns(job.config, job.plan, records, "digits")
 
 
 def test_a_model_that_diverges_has_no_curve(tmp_path: Path) -> None:

@@ -113,7 +113,7 @@ def test_another_grid_is_another_run_and_is_not_resumed(tmp_path: Path) -> None:
 
 
 def test_a_second_search_on_the_same_records_adds_up_in_their_ledger(tmp_path: Path) -> None:
-    """And no study, cache or folder makes it free: the whole cost is above what either run states for itself."""
+    """And no cache or folder makes it free: the whole cost is above what either run states for itself."""
     shared = {"ledger": str(tmp_path / "ledger.sqlite")}
     first, second = (fedspa.run(searching(tmp_path / name, run=shared)).summary for name in ("first", "second"))
     assert first["epsilon_total"] == pytest.approx(first["epsilon"])

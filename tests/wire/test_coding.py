@@ -165,14 +165,7 @@ def test_int_is_within_half_a_step(values: np.ndarray, step: float, seed: bytes,
     assert np.all(np.abs(back.astype(np.float64) - values) <= step / 2 * (1 + 1e-9) + slack)
 
 
-@pytest.mark.parametrize(
-    "step",
-    [
-        2.0**-126,
-        1.0,
-        1e38,
-    ],
-)
+@pytest.mark.parametrize("step", [2.0**-126, 1.0, 1e38])
 def test_int_stops_at_what_32_bits_and_float32_can_hold(step: float) -> None:
     step = float(np.float32(step))
     scale, body = coding.encode_int(BEYOND, step, SEED, 0)
@@ -206,13 +199,7 @@ def test_dither_is_uniform_and_differs_by_round() -> None:
     assert np.array_equal(u[:7], coding.dither(SEED, 0, 7))
 
 
-@pytest.mark.parametrize(
-    "x",
-    [
-        0.0,
-        0.7431,
-    ],
-)
+@pytest.mark.parametrize("x", [0.0, 0.7431])
 def test_error_is_uniform_for_every_value(x: float) -> None:
     """Not only on average over values: for each x the error is uniform on ±step/2, hence mean 0, variance step²/12.
 
@@ -227,12 +214,7 @@ def test_error_is_uniform_for_every_value(x: float) -> None:
     assert error.var() == pytest.approx(step**2 / 12, rel=0.03)
 
 
-@pytest.mark.parametrize(
-    "step",
-    [
-        0.75,
-    ],
-)
+@pytest.mark.parametrize("step", [0.75])
 def test_bits_a_value_are_the_entropy(step: float) -> None:
     """n is nearly Gaussian with variance 1/step² + 1/6 (noise, rounding, dither): 1 % over its entropy is allowed."""
     values = np.random.default_rng(4).normal(0, 1, 100_000).astype(np.float32)

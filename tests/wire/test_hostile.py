@@ -104,13 +104,7 @@ def test_a_declared_length_allocates_nothing() -> None:
         tracemalloc.stop()
 
 
-@pytest.mark.parametrize(
-    "fill",
-    [
-        b"\x01",
-        b"\xff",
-    ],
-)
+@pytest.mark.parametrize("fill", [b"\x01", b"\xff"])
 def test_work_on_a_hostile_body_is_bounded_by_k(fill: bytes) -> None:
     k = 10_000
     header = encode(Update(0, 2 * k, SEED, np.zeros(k, dtype=np.float32)), "int", 1.0)[:48]

@@ -180,12 +180,7 @@ def test_an_update_that_exists_is_well_formed(change: dict[str, object], code: s
 
 @pytest.mark.parametrize(
     ("arguments", "code"),
-    [
-        (("f64",), "coding"),
-        (("int",), "coding"),
-        (("int", 1.0, 0.0), "step"),
-        (("int", 1e-45, 0.5), "step"),
-    ],
+    [(("f64",), "coding"), (("int",), "coding"), (("int", 1.0, 0.0), "step"), (("int", 1e-45, 0.5), "step")],
 )
 def test_encoding_refuses_what_it_cannot_do(arguments: tuple[object, ...], code: str) -> None:
     with pytest.raises(PayloadError) as caught:

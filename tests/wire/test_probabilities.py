@@ -10,15 +10,7 @@ import mpmath
 import numpy as np
 import pytest
 
-from fedspa.wire.coding import (
-    PRECISION,
-    SCALES,
-    _gaussian_weights,
-    best_scale,
-    entropy_model,
-    frequencies,
-    radius,
-)
+from fedspa.wire.coding import PRECISION, SCALES, _gaussian_weights, best_scale, entropy_model, frequencies, radius
 
 
 def deviation(scale: int) -> float:

@@ -7,14 +7,18 @@ those of the noisy numbers. An interval of a quantile ends at edges of its histo
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedspa.data.columns import Category, Flag, Number, Schema
+from fedspa.errors import ConfigError
 from fedspa.learning.tasks.totals import Block, Layout
 from fedspa.privacy.event import Unit
 
@@ -41,6 +45,64 @@ class Estimate:
     def error(self) -> float:
         """Return half the interval's width."""
         return (self.high - self.low) / 2
+
+    @property
+    def shown(self) -> tuple[str, str]:
+        """Return value and interval as tables show them."""
+        value = "too few records" if self.value is None else shown_number(self.value)
+        return value, f"{shown_number(self.low)} to {shown_number(self.high)}"
+
+
+def shown_number(value: float) -> str:
+    """Return a number as tables show it."""
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
+
+
+@dataclass(frozen=True)
+class Release:
+    """What a release says: its estimates, the summary of its run, and the run's folder; None where nothing was released
+    yet and the numbers are expectations."""
+
+    estimates: Sequence[Estimate]
+    summary: Mapping[str, Any]
+    folder: Path | None
+
+    @property
+    def sites(self) -> list[str]:
+        """Return the names of the sites that have numbers of their own."""
+        return list(dict.fromkeys(each.site for each in self.estimates if each.site))
+
+    def value(self, statistic: str, column: str = "", site: str = "", group: str = "") -> float | None:
+        """Return one number, as in `value("mean", "age")` or `value("auc", site="north")`.
+
+        Args:
+            statistic: Its name, as in the table: `records` (`persons`, where these are protected), `mean`,
+                `standard deviation`, `quantile 50%`, `count of …`; of a model `accuracy`, `auc`, `log loss`, …
+            column: The column, "" for whole records.
+            site: The site, "" for all together.
+            group: The class, where statistics were taken by class.
+
+        Returns:
+            The number; None where too few records are there to say it.
+
+        Raises:
+            ConfigError: There is no such number.
+        """
+        wanted = (site, group, column, statistic)
+        for each in self.estimates:
+            if (each.site, each.group, each.column, each.statistic) == wanted:
+                return each.value
+        raise ConfigError(f"there is no statistic {statistic!r} of column {column!r}, site {site!r}, group {group!r}")
+
+    def to_json(self) -> str:
+        """Return everything as one JSON object: the guarantee, and the estimates.
+
+        Returns:
+            The text.
+        """
+        guarantee = ("epsilon", "epsilon_worst_case", "delta", "neighbours", "unit", "adversary", "accountant", "noise")
+        kept = {key: self.summary[key] for key in guarantee}
+        return json.dumps({**kept, "estimates": [asdict(each) for each in self.estimates]}, indent=1, allow_nan=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,11 +7,9 @@ that its score lies in together with its label, and its clipped loss. The totals
 
 from __future__ import annotations
 
-import json
 import math
-from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +18,7 @@ import torch
 from torch import Tensor
 
 from fedspa import durable, report
-from fedspa.analytics.estimates import Estimate
+from fedspa.analytics.estimates import Release
 from fedspa.analytics.released import released
 from fedspa.analytics.scores import CONFUSION, DETAILS, ERROR, LOSS, MOST_LOG_ODDS, SCORES
 from fedspa.analytics.statistics import release_config, spending
@@ -47,7 +45,7 @@ _BINARY_SHARES = {SCORES: 0.8, LOSS: 0.15}  # whose scores are a confusion matri
 
 
 @dataclass(frozen=True)
-class Evaluation:
+class Evaluation(Release):
     """Released scores of a model at its agents.
 
     Attributes:
@@ -56,10 +54,6 @@ class Evaluation:
         summary: The release's summary: ε, δ, the accountant and the settings, as of `fedspa.run`.
         folder: The release's folder.
     """
-
-    estimates: Sequence[Estimate]
-    summary: Mapping[str, Any]
-    folder: Path
 
     @classmethod
     def load(cls, run: Path | str) -> Evaluation:
@@ -79,47 +73,10 @@ class Evaluation:
             raise ConfigError(f"the run in {run} released statistics of tables; `fedspa stats {run}` shows them")
         return cls(found.estimates, found.summary, found.folder)
 
-    @property
-    def sites(self) -> list[str]:
-        """Return the names of the agents that have scores of their own."""
-        return list(dict.fromkeys(each.site for each in self.estimates if each.site))
-
-    def value(self, score: str, site: str = "") -> float | None:
-        """Return one score, as in `value("auc")`.
-
-        Args:
-            score: Its name, as in the table: `accuracy`, `auc`, `log loss`, `mean absolute error`, `records`, …
-            site: The agent, "" for all together.
-
-        Returns:
-            The number; None where too few records are there to say it.
-
-        Raises:
-            ConfigError: There is no such score.
-        """
-        for each in self.estimates:
-            if (each.site, each.statistic) == (site, score):
-                return each.value
-        raise ConfigError(f"there is no score {score!r} of site {site!r}")
-
-    def to_json(self) -> str:
-        """Return everything as one JSON object.
-
-        Returns:
-            The text.
-        """
-        guarantee = ("epsilon", "epsilon_worst_case", "delta", "neighbours", "unit", "adversary", "accountant", "noise")
-        kept = {key: self.summary[key] for key in guarantee}
-        return json.dumps({**kept, "estimates": [asdict(each) for each in self.estimates]}, indent=1, allow_nan=False)
-
     def __str__(self) -> str:
         shown = [each for each in self.estimates if not each.site and not each.statistic.startswith(DETAILS)]
-        lines = [f"{each.statistic}: {_shown(each)}" for each in shown]
+        lines = [f"{each.statistic}: {each.shown[0]} ({each.shown[1]})" for each in shown]
         return "\n".join([*lines, statement(self.summary)])
-
-
-def _shown(each: Estimate) -> str:
-    return "too few records" if each.value is None else f"{each.value:.4g} ({each.low:.4g} to {each.high:.4g})"
 
 
 def evaluate(

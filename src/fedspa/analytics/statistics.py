@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
@@ -13,7 +12,7 @@ from typing import Any
 import tomli_w
 
 from fedspa import durable
-from fedspa.analytics.estimates import Estimate, estimates, typical
+from fedspa.analytics.estimates import Estimate, Release, estimates, typical
 from fedspa.analytics.released import released
 from fedspa.data.columns import Number, Schema
 from fedspa.data.dataset import Dataset
@@ -41,15 +40,15 @@ NO_EPSILON = (
 
 
 @dataclass(frozen=True)
-class Statistics:
+class Statistics(Release):
     """Released statistics, with what they cost.
 
     Attributes:
         estimates: Every number with its 95 % interval: those of all sites together first, then each site's where the
             server saw its upload.
         summary: The run's summary: ε, δ, the accountant and the settings, as of `fedspa.run`.
-        schema: The columns.
         folder: The run's folder; None where nothing was released yet and the numbers are expectations.
+        schema: The columns.
 
     Examples:
         >>> import fedspa
@@ -58,10 +57,7 @@ class Statistics:
         38.6
     """
 
-    estimates: Sequence[Estimate]
-    summary: Mapping[str, Any]
     schema: Schema
-    folder: Path | None = None
 
     @classmethod
     def load(cls, run: Path | str) -> Statistics:
@@ -79,34 +75,7 @@ class Statistics:
         found = released(Path(run))
         if found.schema is None:
             raise ConfigError(f"the run in {run} evaluated a model; `fedspa evaluate {run}` shows it")
-        return cls(found.estimates, found.summary, found.schema, found.folder)
-
-    @property
-    def sites(self) -> list[str]:
-        """Return the names of the sites that have statistics of their own."""
-        return list(dict.fromkeys(each.site for each in self.estimates if each.site))
-
-    def value(self, statistic: str, column: str = "", site: str = "", group: str = "") -> float | None:
-        """Return one number, as in `value("mean", "age")`.
-
-        Args:
-            statistic: Its name, as in the table: `records` (`persons`, where these are protected), `mean`,
-                `standard deviation`, `quantile 50%`, `count of …`.
-            column: The column, "" for the number of records.
-            site: The site, "" for all together.
-            group: The class, where statistics were taken by class.
-
-        Returns:
-            The number; None where too few records are there to say it.
-
-        Raises:
-            ConfigError: There is no such statistic.
-        """
-        wanted = (site, group, column, statistic)
-        for each in self.estimates:
-            if (each.site, each.group, each.column, each.statistic) == wanted:
-                return each.value
-        raise ConfigError(f"there is no statistic {statistic!r} of column {column!r}, site {site!r}, group {group!r}")
+        return cls(found.estimates, found.summary, found.folder, found.schema)
 
     def to_csv(self, path: Path | str) -> None:
         """Write a line per number.
@@ -119,16 +88,6 @@ class Statistics:
             writer = csv.DictWriter(file, names)
             writer.writeheader()
             writer.writerows(asdict(each) for each in self.estimates)
-
-    def to_json(self) -> str:
-        """Return everything as one JSON object: the guarantee, and the estimates.
-
-        Returns:
-            The text.
-        """
-        guarantee = ("epsilon", "epsilon_worst_case", "delta", "neighbours", "unit", "adversary", "accountant", "noise")
-        kept = {key: self.summary[key] for key in guarantee}
-        return json.dumps({**kept, "estimates": [asdict(each) for each in self.estimates]}, indent=1, allow_nan=False)
 
     def write_schema(self, path: Path | str) -> None:
         """Write the table's schema with released means and standard deviations, so that training standardises by them.
@@ -287,7 +246,7 @@ def expected(
         found += estimates(task.layout, schema, typical(task.layout, records), noise, "each site", plan.unit)
     guarantee = Guarantee(plan)
     guarantee.count_participation([0])
-    return Statistics(found, {**promised(plan, guarantee, asked.privacy.noise), "epsilon_total": None}, schema)
+    return Statistics(found, {**promised(plan, guarantee, asked.privacy.noise), "epsilon_total": None}, None, schema)
 
 
 def release_config(config: Config, options: Mapping[str, Any], epsilon: float | None, out: Path | str | None) -> Config:

@@ -354,13 +354,6 @@ def _differences(setting: Setting, target: Summed, model: TwoClass, plan: Discre
     return np.stack([np.linalg.norm(one - another, axis=1), np.linalg.norm(one - neither, axis=1)])
 
 
-def synthetic() -> Summed:
-    """Four members with one colluding, and noise multiplier 1 of the honest ones' sum."""
-    bound = round(SIGMA * FINE * math.sqrt(3))
-    plan = DiscreteGaussianPlan(2 * DIMENSION, DIMENSION, 0.1, 1, 1, bound, "add-remove", 1e-3, 4, 1, 4)
-    return of_plan(plan)
-
-
 def of_plan(plan: DiscreteGaussianPlan) -> Summed:
     """Return the mechanism of a run, with one record a member: noise does not depend on how many there are."""
     members, colluders = few_members(plan.members, plan.colluders)
@@ -395,7 +388,6 @@ def questions(setting: Setting, target: Summed) -> Iterator[Question]:
 
 SHARES = Audited(
     name="shares",
-    synthetic=synthetic,
     of_plan=of_plan,
     questions=questions,
 )

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 import torch
 from torch import nn
 
-from fedspa import registry
 from fedspa.audit.statistics import Question, Report
 from fedspa.data.plugin import GIVEN
 from fedspa.engine import EngineName
@@ -32,8 +31,6 @@ RECOVERY = (
     "privacy.recovery = true: the attacks are on sums over privacy.members agents, the fewest that recovery opens, and "
     "not on its exchanges; docs/secagg.md has their proof, tests/secagg/test_recovery.py a server that cheats in them"
 )
-# The audit that is not of an algorithm by its own name: of its variant for sums.
-OTHERS = {"shares": "fedspa.audit.aggregation:SHARES"}
 T = TypeVar("T")
 
 
@@ -80,12 +77,11 @@ class Setting:
 class Audited(Generic[T]):
     """What a mechanism tells the audit. A target T is what is attacked: plans, and the functions that train by them.
 
-    `synthetic` makes a small target that attacks see well, `of_plan` that of a run's plan. Each of `faults` makes a
-    target with one known mistake in it, which the audit must catch (`--self-test`).
+    `of_plan` makes the target of a run's plan. Each of `faults` makes a target with one known mistake in it, which the
+    audit must catch (`--self-test`).
     """
 
     name: str
-    synthetic: Callable[[], T]
     of_plan: Callable[[Any], T]
     questions: Callable[[Setting, T], Iterable[Question]]
     faults: Mapping[str, Callable[[T], T]] = field(default_factory=dict)
@@ -106,15 +102,6 @@ class Audited(Generic[T]):
         if not self.faults:
             raise ConfigError(f"--self-test: the audit of {self.name} has no faults of its own; audit fedspa")
         return {name: self.audit(setting, fault(target)) for name, fault in self.faults.items()}
-
-
-def named(algorithm: str) -> Audited[Any]:
-    """Return an audit by its name."""
-    known = {each.name: each.audit for each in registry.every() if each.audit is not None and each.mean is None}
-    names = known | OTHERS
-    if algorithm not in names:
-        raise ConfigError(f"--algorithm is {algorithm!r}; allowed: {', '.join(names)}")
-    return _referred(names[algorithm])
 
 
 def of_config(path: Path | None, overrides: Sequence[str], draws: int, seed: int) -> tuple[Audited[Any], Any, Setting]:

@@ -66,9 +66,8 @@ from fedspa.audit.statistics import (
 from fedspa.data.dataset import Dataset
 from fedspa.engine.local import Engine
 from fedspa.examples import tensors
-from fedspa.mechanisms.base import Clipping
 from fedspa.mechanisms.gaussian.plan import GaussianPlan
-from fedspa.privacy.event import Neighbours, Sampling
+from fedspa.privacy.event import Neighbours
 from fedspa.randomness.mask import active_coordinates, layered_coordinates
 from fedspa.randomness.streams import derive_key
 from fedspa.runs.config import Config, load
@@ -134,29 +133,9 @@ class Target:
         return epsilon({event: 1}, delta, neighbours=neighbours)
 
 
-def synthetic(
-    *,
-    noise: float = 1.0,
-    clip: Clipping = "coordinate",
-    neighbours: Neighbours | None = None,
-    sampling: Sampling = "poisson",
-) -> Target:
-    """A small mechanism that the attacks see best: 16 of 64 coordinates, 8 of 16 records."""
-    relations = _relations(sampling, neighbours)
-    plan = GaussianPlan(64, 16, clip, 0.1, sampling, 8, 16, 1, 1, noise, relations[0], 1e-3)
-    return Target(plan, relations)
-
-
 def of_plan(plan: GaussianPlan) -> Target:
     """Return the mechanism of a run, under every relation that its sampling has an accountant for."""
-    return Target(plan, _relations(plan.sampling, None))
-
-
-def _relations(sampling: Sampling, neighbours: Neighbours | None) -> tuple[Neighbours, ...]:
-    """Return the relation asked for, or all that have a sound accountant with this sampling."""
-    if neighbours is not None:
-        return (neighbours,)
-    return ("add-remove", "replace-one") if sampling == "poisson" else ("replace-one",)
+    return Target(plan, ("add-remove", "replace-one") if plan.sampling == "poisson" else ("replace-one",))
 
 
 def _releases(
@@ -516,7 +495,6 @@ def questions(setting: Setting, target: Target) -> Iterator[Question]:
 
 GAUSSIAN = Audited(
     name="fedspa",
-    synthetic=synthetic,
     of_plan=of_plan,
     questions=questions,
     faults=FAULTS,

@@ -21,7 +21,6 @@ from fedspa.cli import (
     stats,
     suggest,
     tune,
-    watch,
 )
 
 app = typer.Typer(
@@ -40,7 +39,6 @@ for command in (
     privacy.privacy,
     audit.audit,
     report.report,
-    watch.watch,
     report.export,
     deployment.new,
     doctor.doctor,

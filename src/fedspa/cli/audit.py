@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 
 def audit(
     config: Annotated[
-        str | None, typer.Option(help="Audit the mechanism of this config, as for fedspa run.", autocompletion=complete)
+        str | None,
+        typer.Option(help="Audit the mechanism of this config; default: the quickstart's.", autocompletion=complete),
     ] = None,
     overrides: Annotated[
         list[str] | None,
@@ -28,10 +29,6 @@ def audit(
             help="Override a key of the config, or of the quickstart's.",
             autocompletion=complete_key,
         ),
-    ] = None,
-    algorithm: Annotated[
-        str | None,
-        typer.Option(help="An algorithm (fedspa is the default), or shares (of sums), without a config."),
     ] = None,
     self_test: Annotated[
         bool,
@@ -53,28 +50,22 @@ def audit(
 
     Example: fedspa audit --self-test
     """
-    if algorithm is not None and (config is not None or overrides):
-        raise ConfigError("--algorithm beside --config or --set: the config decides it; give one or the other")
     of_run = out is not None and out.is_dir()
-    if of_run and (config is not None or algorithm is not None or overrides or self_test):
+    if of_run and (config is not None or overrides or self_test):
         raise ConfigError(f"--out {out}, a run: its own config is audited; leave the other options out, or name a file")
 
     import torch
 
     from fedspa import configs
-    from fedspa.audit.audited import Setting, named, of_config
+    from fedspa.audit.audited import of_config
     from fedspa.runs.rundir import check_is_run
 
     torch.set_num_threads(1)
     if of_run and out is not None:
         check_is_run(out)
         config = str(out / "config.toml")
-    if config is None and not overrides:
-        mechanism, setting = named(algorithm or "fedspa"), Setting(draws=draws, seed=seed)
-        target = mechanism.synthetic()
-    else:
-        source = None if config is None else configs.find(config)
-        mechanism, target, setting = of_config(source, overrides or [], draws, seed)
+    source = None if config is None else configs.find(config)
+    mechanism, target, setting = of_config(source, overrides or [], draws, seed)
     if self_test:
         caught = _self_test(mechanism.self_test(setting, target), as_json)
         raise typer.Exit(0 if caught else 1)

@@ -63,17 +63,14 @@ def _holdout(schema: Path) -> float:
     from pydantic import ValidationError
 
     from fedspa import toml
-    from fedspa.errors import ConfigError, quoted
+    from fedspa.errors import ConfigError, describe_invalid
     from fedspa.runs.sections import Data
 
-    section = toml.read(schema, "a TOML file with [data.table]").get("data")
-    given = section.get("holdout", 0.0) if isinstance(section, dict) else 0.0
+    section = toml.read(schema, "a TOML file with [data.table]")["data"]
     try:
-        return Data.model_validate({"holdout": given}).holdout
+        return Data.model_validate({"holdout": section.get("holdout", 0.0)}).holdout
     except ValidationError as error:
-        (wrong,) = error.errors()
-        allowed = wrong["msg"].replace("Input should be", "it must be", 1)
-        raise ConfigError(f"data.holdout is {quoted(given)}; {allowed}") from None
+        raise ConfigError(describe_invalid(error, Data, "data.")) from None
 
 
 def _wrong(found: Findings) -> list[str]:

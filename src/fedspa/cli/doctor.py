@@ -27,9 +27,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from fedspa.data.dataset import Dataset
-    from fedspa.examples import Examples
     from fedspa.learning.layers import Problem
-    from fedspa.learning.tasks import Task
     from fedspa.runs.config import Config
 
 # What each extra installs first, by the names of package and module.
@@ -190,7 +188,10 @@ def diagnose(source: str, overrides: list[str], shape: str | None, classes: int 
     from fedspa.cli.suggest import sides_of
     from fedspa.errors import MixingWarning, SeededNoiseWarning
     from fedspa.examples import layout
+    from fedspa.learning import models
+    from fedspa.learning.flat import FlatModel
     from fedspa.learning.layers import Unsound, layer_problems
+    from fedspa.learning.models import require_fit
     from fedspa.learning.validate import trial
     from fedspa.runs.config import load
     from fedspa.runs.setup import prepare, records_of, task_of, with_targets
@@ -203,16 +204,19 @@ def diagnose(source: str, overrides: list[str], shape: str | None, classes: int 
     config = load(source if is_config else None, [*([] if is_config else [f"model.name={source}"]), *overrides])
     data = records_of(config) if shape is None else _synthetic(config, sides_of(shape), classes or _CLASSES)
     task = task_of(config, data)
-    like = with_targets(data, task).example_spec
-    own_shape = is_config or shape is not None or any(override.startswith("data.") for override in overrides)
-    module = _build(config, data, task, like, own_shape)
+    like, name = with_targets(data, task).example_spec, config.model.name
+    module = models.build(name, data.input_shape, task.width, config.run.seed, config.run.code)
+    problems = list(layer_problems(module))
+    if not problems:
+        require_fit(FlatModel(module, task), like, f"model.name = {name!r}")
+        problems = trial(module, like, task).problems
     diagnosis = Diagnosis(
-        model=config.model.name,
+        model=name,
         data=data.name,
         examples=layout(like.x),
         trained=_count_parameters(module, trained=True),
         frozen=_count_parameters(module, trained=False),
-        problems=list(layer_problems(module)) or trial(module, like, task).problems,
+        problems=problems,
         device=config.run.device,
         batch=config.algorithm.batch,
     )
@@ -232,27 +236,6 @@ def diagnose(source: str, overrides: list[str], shape: str | None, classes: int 
         passed={name: obstacle.reason for name, obstacle in choice.passed.items()},
         hints=choice.hints,
     )
-
-
-def _build(config: Config, data: Dataset, task: Task, like: Examples, own_shape: bool) -> nn.Module:
-    """Build the model and check that it takes such records. Without --shape they may only be the quickstart's."""
-    from fedspa.learning import models
-    from fedspa.learning.flat import FlatModel
-    from fedspa.learning.layers import layer_problems
-    from fedspa.learning.models import require_fit
-
-    name = config.model.name
-    module: nn.Module | None = None
-    try:
-        module = models.build(name, data.input_shape, task.width, config.run.seed, config.run.code)
-        if not any(layer_problems(module)):
-            require_fit(FlatModel(module, task), like, f"model.name = {name!r}")
-    except ConfigError as cause:
-        was_built = module is not None or name in models.NAMES
-        if own_shape or not was_built:
-            raise
-        raise ConfigError(f"{cause}; these are the quickstart's records: --shape 1,28,28 makes others") from cause
-    return module
 
 
 def _count_parameters(module: nn.Module, *, trained: bool) -> int:

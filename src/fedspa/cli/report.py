@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import warnings
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from fedspa.cli.screen import AsJson
 from fedspa.errors import ConfigError, FedspaWarning
-
-if TYPE_CHECKING:
-    from fedspa.analytics.evaluation import Evaluation
 
 
 def report(
@@ -90,6 +87,8 @@ def evaluate(
     The run must have been trained with data.agent_holdout. Each agent pays once, in the ledger of the run.
     """
     from fedspa.analytics import evaluation
+    from fedspa.analytics.scores import DETAILS
+    from fedspa.cli.stats import show
     from fedspa.runs.rundir import read_summary
 
     summary = read_summary(run)
@@ -103,28 +102,4 @@ def evaluate(
     if as_json:
         print(found.to_json())
     else:
-        _show(found, details)
-
-
-def _show(found: Evaluation, details: bool) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
-    from fedspa.analytics.scores import DETAILS
-    from fedspa.cli.screen import show
-    from fedspa.runs.guarantee import statement
-
-    screen = Console()
-    table = Table(title="Scores at the agents", box=None)
-    for column in ("agent", "score", "value"):
-        table.add_column(column, overflow="fold")
-    table.add_column("95 % interval", justify="right")
-    for each in found.estimates:
-        if details or not each.statistic.startswith(DETAILS):
-            value = "too few records" if each.value is None else f"{each.value:,.4g}"
-            table.add_row(each.site or "all", each.statistic, value, f"{each.low:,.4g} to {each.high:,.4g}")
-    show(table, screen)
-    screen.print(f"Guarantee  {statement(found.summary)}", highlight=False)
-    for warning in found.summary["warnings"]:
-        screen.print(f"[red]Note[/red]       {warning}", highlight=False)
-    screen.print(f"Files      {found.folder}", highlight=False, soft_wrap=True)
+        show(found, found.sites, () if details else DETAILS)

@@ -14,8 +14,7 @@ from fedspa.configs import complete
 from fedspa.errors import ConfigError, FedspaWarning
 
 if TYPE_CHECKING:
-    from fedspa.analytics.estimates import Estimate
-    from fedspa.analytics.statistics import Statistics
+    from fedspa.analytics.estimates import Release
 
 
 def stats(
@@ -93,7 +92,7 @@ def stats(
     if as_json:
         print(found.to_json())
     else:
-        _show(found, sites, plan)
+        show(found, found.sites if sites or plan else (), ("count in", "count of"), plan=plan)
     if to_csv is not None:
         found.to_csv(to_csv)
     if write_schema is not None:
@@ -114,29 +113,28 @@ def _share(text: str) -> tuple[str, float]:
     raise ConfigError(f"--share {text}: it must read NAME=WEIGHT, as in age=4")
 
 
-def _show(found: Statistics, sites: bool, plan: bool) -> None:
+def show(found: Release, sites: Sequence[str], hidden: tuple[str, ...], *, plan: bool = False) -> None:
+    """Print the numbers of all sites together, and of each of `sites`; `hidden` is how the names begin of those that
+    are for files and plots. `plan`: errors to expect, and nothing else, since nothing was released."""
     from rich.console import Console
     from rich.table import Table
 
-    from fedspa.cli.screen import show
+    from fedspa.analytics.estimates import shown_number
+    from fedspa.cli.screen import show as show_table
     from fedspa.runs.guarantee import statement
 
     screen = Console()
-    for site in ("", *(found.sites if sites or plan else ())):
+    for site in ("", *sites):
         table = Table(title=site or "all sites", box=None)
-        columns = ("group", "column", "statistic", "± error") if plan else ("group", "column", "statistic", "value")
-        for column in columns:
+        for column in ("group", "column", "statistic", "± error" if plan else "value"):
             table.add_column(column, overflow="fold")
         if not plan:
             table.add_column("95 % interval", justify="right")
-        for each in _thinned([each for each in found.estimates if each.site == site]):
-            if plan:
-                table.add_row(each.group, each.column, each.statistic, f"± {_number(each.error)}")
-                continue
-            value = "too few records" if each.value is None else _number(each.value)
-            interval = f"{_number(each.low)} to {_number(each.high)}"
-            table.add_row(each.group, each.column or "–", each.statistic, value, interval)
-        show(table, screen)
+        for each in found.estimates:
+            if each.site == site and not each.statistic.startswith(hidden):
+                ends = [f"± {shown_number(each.error)}"] if plan else each.shown
+                table.add_row(each.group, each.column or "–", each.statistic, *ends)
+        show_table(table, screen)
     if plan:
         screen.print(
             "Expected   of records that are spread evenly over each column's range; nothing was spent", soft_wrap=True
@@ -146,13 +144,3 @@ def _show(found: Statistics, sites: bool, plan: bool) -> None:
         screen.print(f"[red]Note[/red]       {warning}", highlight=False)
     if found.folder is not None:
         screen.print(f"Files      {found.folder}", highlight=False, soft_wrap=True)
-
-
-def _thinned(rows: Sequence[Estimate]) -> list[Estimate]:
-    """Leave out histograms, which are for files and plots, and the counts whose shares are shown."""
-    kept = [each for each in rows if not each.statistic.startswith(("count in", "count of")) or not each.column]
-    return kept if len(kept) else list(rows)
-
-
-def _number(value: float) -> str:
-    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -27,12 +26,12 @@ def tune(
         float | None, typer.Option(help="ε of search and final training together (the config's).")
     ] = None,
     share: Annotated[float, typer.Option(help="The most of the rounds that trials may take.")] = SHARE,
-    public: Annotated[
-        str | None,
+    proxy: Annotated[
+        bool | None,
         typer.Option(
-            metavar="holdout|NAME|none",
-            help="Records for proxy runs, at no privacy cost: the server's held-out records (the default if there are "
-            "any), or a public data set.",
+            "--proxy/--no-proxy",
+            help="Compare settings in proxy runs on the server's held-out records first, at no privacy cost (if there "
+            "are any).",
         ),
     ] = None,
     space: Annotated[
@@ -40,10 +39,6 @@ def tune(
         typer.Option(
             metavar="KEY=V1,V2", help="Values of a key to try as well, as in algorithm.server=average,momentum."
         ),
-    ] = None,
-    study: Annotated[
-        Path | None,
-        typer.Option("--from", metavar="STUDY", help="An earlier tuning run's folder: its settings are tried first."),
     ] = None,
     overrides: running.Overrides = None,
     out: running.Out = None,
@@ -64,7 +59,7 @@ def tune(
     from fedspa.runs.rundir import check_is_run
 
     if resume is not None:
-        other = (config, epsilon, public, space, study, out)
+        other = (config, epsilon, proxy, space, out)
         elsewhere = all(word.partition("=")[0].strip() == "data.dir" for word in overrides or ())
         if any(given not in (None, []) for given in other) or share != SHARE or not elsewhere:
             raise ConfigError(
@@ -80,6 +75,7 @@ def tune(
 
     from rich.console import Console
 
+    from fedspa.report.tables import format_settings
     from fedspa.runs.guarantee import shown
     from fedspa.runs.rundir import RoundMetrics, shown_score
     from fedspa.tuning.tune import ProxyRun, tune
@@ -87,11 +83,12 @@ def tune(
     screen = Console(stderr=True)
     count = 0
 
-    def proxy(found: ProxyRun) -> None:
+    def compared(found: ProxyRun) -> None:
         nonlocal count
         count += 1
         if screen.is_terminal:
-            screen.print(f"proxy run {count:>3}  {_number(found.score)}  {_settings(found.settings)}", highlight=False)
+            score = "diverged" if found.score is None else f"{found.score:.4f}"
+            screen.print(f"proxy run {count:>3}  {score}  {format_settings(found.settings)}", highlight=False)
 
     def advance(metrics: RoundMetrics) -> None:
         if screen.is_terminal:
@@ -108,10 +105,9 @@ def tune(
             result = tune(
                 settings,
                 share=share,
-                public=public,
+                proxy=proxy,
                 space=_space(space or ()),
-                study=study,
-                on_proxy=proxy,
+                on_proxy=compared,
                 progress=False,
                 on_round=advance,
                 stop=asked,
@@ -123,48 +119,28 @@ def tune(
 
 
 def show(result: RunResult, screen: Console) -> None:
-    """What a run shows, then the search within it."""
+    """What a run shows, then the search within it, as the report has it."""
     from rich.table import Table
+    from rich.text import Text
 
     from fedspa.cli.screen import show as show_table
-    from fedspa.runs.rundir import AGENTS_SCORE, heading, shown_score
+    from fedspa.report.record import read
+    from fedspa.report.tables import search
     from fedspa.tuning.tune import BEST
 
     running.show(result, screen)
-    tuning, name = result.summary["tuning"], result.summary["score"]
-    table = Table(title=f"Trials: {tuning['rounds']} of {result.summary['rounds']} rounds", box=None)
-    judged = AGENTS_SCORE if tuning["scored_by"] == "agents" else name
-    for column in ("", "rounds", heading(judged), "settings"):
+    found = search(read(result.folder))
+    assert found is not None  # there are trials
+    table = Table(title="The search for settings", box=None)
+    for column in found.header:
         table.add_column(column)
-    for number, trial in enumerate(tuning["trials"]):
-        score = shown_score(judged, trial["scores"][-1]) if trial["scores"] else "–"
-        chosen = "chosen" if number == tuning["choice"] else ""
-        table.add_row(chosen, str(len(trial["rounds"])), score, _settings(trial["settings"]))
+    for row in found.trials:
+        table.add_row(*map(Text, row))
     show_table(table, screen)
-    if scoring := tuning["scoring"]["rounds"]:
-        noise = max((each for each in tuning["scoring"]["deviation"] if each is not None), default=0.0)
-        screen.print(
-            f"Scores      by the agents, in {len(scoring)} of these rounds; each has noise of deviation {noise:.2%}",
-            highlight=False,
-        )
-    proxy = tuning["proxy"] or {"study": None, "found": []}
-    if (earlier := proxy["study"]) is not None:
-        found = f"settings found on {earlier['about']['data']}; the guarantee there: {earlier['guarantee']}"
-        screen.print(f"Study       {printable(found)}", highlight=False, markup=False)
-    screen.print(
-        f"Settings    {result.folder / BEST} (`fedspa run` trains with them, without a search)", highlight=False
-    )
-    if proxy["found"]:
-        source = proxy["public"]
-        where = "the server's validation set" if source == "holdout" else f"{printable(source)}, declared public"
-        words = f"Proxy runs  {len(proxy['found'])} on {where} (no privacy cost)"
-        screen.print(words, highlight=False, markup=False)
-    if tuning["test"] is not None:
-        screen.print(
-            f"Test        {heading(name)} [bold]{shown_score(name, tuning['test'].get(name))}[/bold] on the test "
-            "set (not used for selection)",
-            highlight=False,
-        )
+    best = f"{result.folder / BEST} (`fedspa run` trains with them, without a search)"
+    for name, words in (("Search", found.spent), ("Proxy runs", found.free), ("Test", found.test), ("Settings", best)):
+        if words:
+            screen.print(f"{name:<11} {printable(words)}", highlight=False, markup=False)
 
 
 def _space(words: list[str] | tuple[()]) -> dict[str, list[Any]]:
@@ -183,11 +159,3 @@ def _space(words: list[str] | tuple[()]) -> dict[str, list[Any]]:
                 parsed.append(value.strip())
         found[key.strip()] = parsed
     return found
-
-
-def _number(score: float | None) -> str:
-    return "diverged" if score is None else f"{score:.4f}"
-
-
-def _settings(settings: Mapping[str, Any]) -> str:
-    return ", ".join(f"{key.partition('.')[2]} {value}" for key, value in settings.items()) or "the config's own"

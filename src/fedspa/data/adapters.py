@@ -12,7 +12,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from fedspa.data import plugin
 from fedspa.data.columns import Schema, checked, load_schema
 from fedspa.data.dataset import Dataset, require_finite
 from fedspa.data.sources import Entry, check_ids, examples, require_alike
@@ -201,39 +200,6 @@ def _of_datasets(agents: Sequence[Any], names: tuple[str, ...] | None, name: str
     )
 
 
-def from_partitioner(partitioner: Any, *, test: Any, name: str, target: str | None = None) -> Dataset:
-    """Make a Dataset from a partitioner of flwr-datasets, with one partition per agent.
-
-    Args:
-        partitioner: An object with `num_partitions` and `load_partition(number)`, whose dataset is set.
-        test: The test set, in any form that `from_examples` takes.
-        name: The name of the data in the run's files.
-        target: As for `from_examples`.
-
-    Returns:
-        The data, for `run(data=…)`.
-
-    Raises:
-        DataError: The partitioner has no data set, or its records cannot be used.
-
-    Examples:
-        >>> import fedspa, torch
-        >>> class Halves:
-        ...     num_partitions = 2
-        ...     def load_partition(self, number):
-        ...         return {"x": torch.rand(4, 3), "label": torch.arange(4) % 2}
-        >>> fedspa.from_partitioner(Halves(), test=Halves().load_partition(0), name="halves").owners.tolist()
-        [0, 0, 0, 0, 1, 1, 1, 1]
-    """
-    try:
-        partitions = [partitioner.load_partition(i) for i in range(int(partitioner.num_partitions))]
-    except Exception as cause:  # its own code, which may raise anything
-        raise DataError(f"the partitioner failed ({plugin.one_line(cause)}); has it been given its dataset?") from cause
-    if not partitions:
-        raise DataError("the partitioner has no partitions; one per agent is needed")
-    return from_agents(partitions, test=test, name=name, target=target)
-
-
 def from_table(table: Any, schema: Schema | Mapping[str, Any] | Path | str, *, name: str | None = None) -> Dataset:
     """Make a Dataset from a table and a schema that describes its columns.
 
@@ -242,7 +208,7 @@ def from_table(table: Any, schema: Schema | Mapping[str, Any] | Path | str, *, n
     Args:
         table: The path of a .csv or .parquet file, or a pandas frame.
         schema: The path of a TOML file with [data.table], or a mapping with `columns` and, where they are, `agent`,
-            `person`, `split` and `test`. Without `split` there is no test set, and the run's `data.holdout` says
+            `person` and `split`. Without `split` there is no test set, and the run's `data.holdout` says
             which share to hold out.
         name: The name of the data in the run's files; by default, the file's name.
 

@@ -357,10 +357,9 @@ class TableSection(_Section):
     agent: ColumnName | None = Field(None, description="The column that names the agent who holds a record.")
     split: ColumnName | None = Field(
         None,
-        description="The column that tells records for testing from those for training; without, `data.holdout` takes "
-        "some of them.",
+        description="The column that has the word `test` for records for testing, and others for training; without, "
+        "`data.holdout` takes some of them.",
     )
-    test: Word = Field("test", description="What stands in `split` for testing; every other word is for training.")
 
 
 class Schema(TableSection):

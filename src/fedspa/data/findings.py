@@ -15,7 +15,7 @@ import numpy as np
 
 from fedspa.data.columns import InvalidCell, Schema, day, flag, number
 from fedspa.data.dataset import held_out
-from fedspa.data.table import LACKING, Encoder, Source, compare_header, feed, open_source
+from fedspa.data.table import LACKING, Encoder, Source, compare_header, feed, open_source, rows_by_name
 from fedspa.errors import DataError, quoted
 
 _MOST_EXAMPLES = 3
@@ -116,9 +116,9 @@ def _examine_rows(found: Findings, schema: Schema, source: Source) -> Encoder:
     if schema.split in source.names:
         found.test_rows = sum(encoder.test)
     if schema.agent in source.names:
-        found.rows_of_agents = encoder.owners.counts()
+        found.rows_of_agents = rows_by_name(encoder.owners)
     if schema.person in source.names:
-        rows = encoder.persons.counts()
+        rows = rows_by_name(encoder.persons)
         found.persons, found.most_rows_of_a_person = len(rows), max(rows.values(), default=0)
     return encoder
 
@@ -130,7 +130,7 @@ def _hold_out(found: Findings, encoder: Encoder, share: float) -> None:
     kept, out = held_out(len(train), None if table.persons is None else table.persons[train], share)
     found.held_out = len(out)
     if table.owners is not None:
-        names = encoder.owners.counts()
+        names = rows_by_name(encoder.owners)
         left = np.bincount(table.owners[train[kept]], minlength=len(names))
         found.rows_of_agents = dict(zip(names, left.tolist()))
     if table.persons is not None:

@@ -104,7 +104,9 @@ class Encoder:
         self._readers = [(name, c.reader(), c.missing_value, self._values[name].append) for name, c in columns.items()]
         self._owner = schema.agent if agents and schema.agent in names else None
         self._person, self._split = (key if key in names else None for key in (schema.person, schema.split))
-        self.owners, self.persons = _Numbers(), _Numbers()
+        # Names, or None where a record has none or is for testing.
+        self.owners: list[str | None] = []
+        self.persons: list[str | None] = []
         self.test, self.bad = bytearray(), array("q")
         whose = [name for name in (self._owner, self._person, self._split) if name is not None]
         self.wanted = list(dict.fromkeys([*columns, *whose]))
@@ -137,16 +139,14 @@ class Encoder:
         whose = dict(zip(self.wanted[len(self._readers) :], cells[len(self._readers) :]))
         test = False
         if self._split is not None:
-            known, part = self._known(row, self._split, whose[self._split], word)
-            good &= known
-            test = part == self._schema.test
-        for column, numbers in ((self._owner, self.owners), (self._person, self.persons)):
-            known, name = (False, "") if column is None or test else self._known(row, column, whose[column], identifier)
-            good &= known or column is None or test
-            if known:
-                numbers.add(name)
-            else:
-                numbers.skip()
+            part = self._known(row, self._split, whose[self._split], word)
+            good, test = good and part is not None, part == "test"
+        for column, names in ((self._owner, self.owners), (self._person, self.persons)):
+            known: str | None = None
+            if column is not None and not test:
+                known = self._known(row, column, whose[column], identifier)
+                good &= known is not None
+            names.append(known)
         self._close(test, good)
 
     def add_bad(self, row: int, odd: InvalidCell) -> None:
@@ -154,20 +154,20 @@ class Encoder:
         self._report(row, "", None, odd)
         for values in self._values.values():
             values.append(math.nan)
-        for numbers in (self.owners, self.persons):
-            numbers.skip()
+        for names in (self.owners, self.persons):
+            names.append(None)
         self._close(False, False)
 
-    def _known(self, row: int, column: str, cell: object, read: Callable[[object], str | None]) -> tuple[bool, str]:
-        """Return whether a cell has a name in it, and the name."""
+    def _known(self, row: int, column: str, cell: object, read: Callable[[object], str | None]) -> str | None:
+        """Return the name in a cell; None where there is none, which is reported."""
         try:
             text = read(cell)
             if text is None or text.lower() in MISSING:
                 raise InvalidCell(LACKING, "every record must have it: fill it in, or take the row out")
         except InvalidCell as odd:
             self._report(row, column, cell, odd)
-            return False, ""
-        return True, text
+            return None
+        return text
 
     def _close(self, test: bool, good: bool) -> None:
         if not good:
@@ -204,13 +204,13 @@ class Encoder:
         return Table(
             x=torch.from_numpy(self.features()),
             y=torch.from_numpy(self._targets(bad)),
-            owners=None if self._owner is None else self.owners.array(),
-            persons=None if self._person is None else self.persons.array(),
+            owners=None if self._owner is None else _numbered(self.owners),
+            persons=None if self._person is None else _numbered(self.persons),
             test=None if self._split is None else np.frombuffer(bytes(self.test), dtype=np.bool_).copy(),
             bad=tuple(bad.tolist()),
             target_scale=tuple(column.scale for column in numbers) or None,
             target_offset=tuple(column.offset for column in numbers) or None,
-            agents=None if self._owner is None else self.owners.names,
+            agents=None if self._owner is None else tuple(rows_by_name(self.owners)),
         )
 
     def _targets(self, bad: NDArray[np.int64]) -> NDArray[np.int64] | NDArray[np.float32]:
@@ -226,31 +226,15 @@ class Encoder:
         return y if len(parts) > 1 else y[:, 0]
 
 
-class _Numbers:
-    """Numbers names in the order of their first row."""
+def _numbered(names: Sequence[str | None]) -> NDArray[np.int64]:
+    """Number names in the order of their first row; -1 for None."""
+    known: dict[str, int] = {}
+    return np.array([-1 if name is None else known.setdefault(name, len(known)) for name in names], dtype=np.int64)
 
-    def __init__(self) -> None:
-        self._known: dict[str, int] = {}
-        self._rows = array("q")
 
-    def add(self, name: str) -> None:
-        self._rows.append(self._known.setdefault(name, len(self._known)))
-
-    def skip(self) -> None:
-        """Add a row without a name."""
-        self._rows.append(-1)
-
-    def array(self) -> NDArray[np.int64]:
-        return np.array(self._rows, dtype=np.int64)
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        return tuple(self._known)
-
-    def counts(self) -> dict[str, int]:
-        """Return the number of rows of each name."""
-        times = Counter(self._rows)
-        return {name: times[number] for name, number in self._known.items()}
+def rows_by_name(names: Sequence[str | None]) -> dict[str, int]:
+    """Return the number of rows of each name, in the order of their first row."""
+    return dict(Counter(name for name in names if name is not None))
 
 
 def _listed(names: Sequence[str]) -> str:

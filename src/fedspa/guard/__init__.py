@@ -7,7 +7,7 @@
     with guard.spend(event):                 # fedspa's events, or dp_accounting's
         train()
 
-An Opacus optimiser, a training function and a Flower app can be guarded too, and `audit` attacks any training
+An Opacus optimiser and a Flower app can be guarded too, and `audit` attacks any training
 (docs/guard.md).
 """
 

@@ -17,15 +17,14 @@ import math
 import os
 import secrets
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from fractions import Fraction
-from functools import wraps
 from numbers import Real
 from pathlib import Path
-from typing import Any, NoReturn, ParamSpec, TypeVar, get_args
+from typing import Any, NoReturn, get_args
 
 from fedspa.agent.ledger.ledger import Ledger, check_name
 from fedspa.agent.policy import Policy, PolicyRefusal
@@ -33,9 +32,6 @@ from fedspa.errors import BudgetError, ConfigError, LedgerError, PrivacyError, q
 from fedspa.mechanisms.gaussian.plan import GaussianEvent
 from fedspa.privacy.budget import PrivacyBudget, Total, admits, shown
 from fedspa.privacy.event import MOST, Event, Neighbours, NoiseMode, Sampling, Unit, noise_modes, seeded_warning
-
-_P = ParamSpec("_P")
-_R = TypeVar("_R")
 
 # Stands where an agent's own entry has the digest of its update. What a guarded body lets out is not seen here, so each
 # entry counts as released from the moment that its body may run.
@@ -185,30 +181,6 @@ class Guard:
         """
         self.pay(event, announced=announced, noise=noise, message=message)
         return _Body()
-
-    def train(
-        self, function: Callable[_P, _R], event: object, *, announced: int = 1, noise: NoiseMode | None = None
-    ) -> Callable[_P, _R]:
-        """A training function, each call of which first pays.
-
-        Args:
-            function: Trains.
-            event: What one call does to the records.
-            announced: As of `spend`.
-            noise: As of `spend`.
-
-        Returns:
-            `function`, under the guard.
-        """
-        if not callable(function):
-            raise ConfigError(f"function is {quoted(function)}; give what trains, without calling it, as train")
-
-        @wraps(function)
-        def guarded(*args: _P.args, **kwargs: _P.kwargs) -> _R:
-            self.pay(event, announced=announced, noise=noise, tool="train")
-            return function(*args, **kwargs)
-
-        return guarded
 
     def optimizer(self, optimizer: Any, data_loader: Any, *, epochs: int, block: int | None = None) -> Any:
         """An optimiser of Opacus's that pays before it steps.
@@ -371,7 +343,7 @@ class _Body:
         raise LedgerError("a spend cannot be copied or pickled: it covers one execution; call guard.spend for each")
 
     def __call__(self, function: object) -> NoReturn:
-        raise ConfigError("guard.spend covers one `with` block; guard a function by guard.train(function, event)")
+        raise ConfigError("guard.spend covers one `with` block; write `with guard.spend(event):` in the function")
 
 
 def events_of(

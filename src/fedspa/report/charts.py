@@ -8,7 +8,6 @@ script.
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
@@ -123,9 +122,7 @@ class Figure:
     rows: list[list[str]]
     limits: list[Place]  # levels across the plot, as a cap
     curves: list[Curve] = field(default_factory=list)
-    band: str = ""
     bars: list[Bar] = field(default_factory=list)
-    run: int | None = None  # its ledger is linked to the bars
     width: int = WIDTH
     height: int = HEIGHT
 
@@ -159,13 +156,12 @@ def by_round(
     tick: Show = plain,
     scale: Literal["zero", "free", "log"] = "free",
     top: float | None = None,
-    band: tuple[Line, Line] | None = None,
     limits: Sequence[tuple[str, float]] = (),
 ) -> Figure | None:
     """Draw lines over rounds 1, 2, …; return None where there is nothing to draw.
 
     A logarithmic scale is of whole things, and begins at 1. `top` ends the axis: what lies above is named as off the
-    scale, and still in the table. `band` fills what lies between two lines, of which the lower one is in the table too.
+    scale, and still in the table.
     """
     count = max((len(line.values) for line in lines), default=0)
     found = [value for line in lines for value in line.values if value is not None and (scale != "log" or value >= 1)]
@@ -175,7 +171,6 @@ def by_round(
     y = _fitted(found, scale, top)
     x = Axis(0 if count == 1 else 1, max(count, 2), LEFT, WIDTH - RIGHT)
     rows = thinned(count, [line.mark for line in lines])
-    listed = [*lines, *(band[:1] if band is not None else ())]
     return Figure(
         key=key,
         title=title,
@@ -183,11 +178,10 @@ def by_round(
         x_label="Round",
         x_ticks=[(x.at(value), plain(value)) for value in x.ticks(8) if value >= 1 and value == int(value)],
         y_ticks=[(y.at(value), tick(value)) for value in y.ticks()],
-        header=["Round", *(line.name for line in listed)],
-        rows=[[str(row + 1), *(_cell(line.at(row), show) for line in listed)] for row in rows],
+        header=["Round", *(line.name for line in lines)],
+        rows=[[str(row + 1), *(_cell(line.at(row), show) for line in lines)] for row in rows],
         limits=[(y.at(value), name) for name, value in limits],
         curves=[_curve(line, rows, x, y) for line in lines],
-        band="" if band is None else _area(*band, rows, x, y),
     )
 
 
@@ -203,7 +197,6 @@ def bars(
     intervals: Sequence[tuple[float, float]] = (),
     show: Show = plain,
     limits: Sequence[tuple[str, float]] = (),
-    run: int | None = None,
 ) -> Figure | None:
     """Draw a bar for each of `values`, labelled by the cells of its row; `intervals` has the ends of each one's
     interval. Return None without values."""
@@ -240,7 +233,6 @@ def bars(
             )
             for i, value in enumerate(values)
         ],
-        run=run,
         width=width,
         height=height,
     )
@@ -279,13 +271,7 @@ def _curve(line: Line, rows: Sequence[int], x: Axis, y: Axis) -> Curve:
     return Curve(line.name, line.style, line.dashed, "".join(path), mark, last is not None and last > y.high)
 
 
-def _area(low: Line, high: Line, rows: Sequence[int], x: Axis, y: Axis) -> str:
-    """Return an area closed over the rows; what is missing counts as nothing."""
-    edge = [(row, high) for row in rows] + [(row, low) for row in reversed(rows)]
-    return "M" + "L".join(f"{x.at(row + 1)} {y.at(line.values[row] or 0.0)}" for row, line in edge) + "Z"
-
-
-MOST_BARS = 200  # more than that cannot be distinguished, or hit with a pointer
+MOST_BARS = 200  # more than that cannot be distinguished
 SIMULATED = "THE NOISE WAS SEEDED: a simulation, nothing is private. "
 
 
@@ -382,78 +368,59 @@ def largest_epsilon(runs: Sequence[RunRecord], names: Sequence[str]) -> Figure |
 
 
 def epsilon(run: RunRecord, promise: Promise | None) -> Figure | None:
-    """Draw the smallest, median and largest ε over agents after each round, and the cap."""
-    largest = [metrics.epsilon for metrics in run.metrics]
+    """Draw the largest ε over agents after each round, the worst case under secure aggregation, and the cap."""
     if promise is None or promise.facts["epsilon"] is None:
         return None
-    agents = run.config.federation.agents
+    facts, limit = promise.facts, promise.epsilon_cap
+    largest = [metrics.epsilon for metrics in run.metrics]
     lines = [Line("Largest over agents", largest, "s0")]
-    tallies = _tallies(run, agents) if run.participations.entries else []
-    lowest = [promise.verified(min(tally)) for tally in tallies]
-    middle = [promise.verified(_middle(tally)) for tally in tallies]
-    band = None
-    if tallies and None not in (*lowest, *middle):
-        band = (Line("Smallest over agents", lowest, ""), lines[0])
-        lines.append(Line("Median agent", middle, "s1", dashed=True))
-    if promise.facts["members"]:
+    if facts["members"]:
         worst = [metrics.epsilon_worst_case for metrics in run.metrics]
         lines.append(Line(f"Worst case, {AGAINST_ALL}", worst, "s2", dashed=True))
-    facts = promise.facts
-    limit = promise.epsilon_cap
     known = [value for value in (*largest, limit) if value is not None]
-    top = 1.5 * max(known) if known else None
     return by_round(
         "epsilon",
         "Privacy spent: ε by round",
         f"{SIMULATED * is_seeded(facts)}"
         f"For each {protected(facts)}, at δ = {facts['delta']:g}, {facts['neighbours']}, {facts['sampling']} sampling, "
-        f"accountant {facts['accountant']}{_against(facts)}. The shaded range holds all {agents} agents. The cap is ε "
-        f"after {promise.cap} participations, the most that the plan allows.",
+        f"accountant {facts['accountant']}{_against(facts)}. The cap is ε after {promise.cap} participations, the most "
+        "that the plan allows.",
         lines,
         shown,
         scale="zero",
-        top=top,
-        band=band,
-        limits=[(f"cap {shown(limit)}", limit)] if limit is not None else (),
+        top=1.5 * max(known) if known else None,
+        limits=_cap(limit),
     )
 
 
-def agents(run: RunRecord, promise: Promise | None, number: int) -> tuple[Figure | None, list[str]]:
-    """Draw ε by agent at the end, a bar each; and the names of the bars. Those that spent most, where there are
-    many."""
+def agents(run: RunRecord, promise: Promise | None) -> Figure | None:
+    """Draw ε by agent at the end, a bar each; of many agents, those that spent most."""
     if promise is None or not promise.counts or promise.facts["epsilon"] is None:
-        return None, []
-    total = run.config.federation.agents
+        return None
+    total, facts = run.config.federation.agents, promise.facts
     everyone = run.agents if total <= MOST_BARS and set(promise.counts) <= {*run.agents} else ()
     counts = {**dict.fromkeys(everyone, 0), **promise.counts}
     names = list(counts)
     if len(names) > MOST_BARS:
         names = sorted(names, key=lambda name: -counts[name])[:MOST_BARS]
-    spent = {name: promise.verified(counts[name]) for name in names}
-    if any(value is None for value in spent.values()):
-        return None, []
-    values = [value for value in spent.values() if value is not None]
-    rows = [[name, str(counts[name]), known(spent[name])] for name in names]
-    limit = promise.epsilon_cap
-    facts = promise.facts
+    values = [promise.verified(counts[name]) for name in names]
     some = "" if len(counts) <= MOST_BARS and total <= MOST_BARS else f" The {len(names)} that spent most of {total}."
-    return (
-        bars(
-            f"agents-{number}",
-            "ε by agent, at the end",
-            f"{SIMULATED * is_seeded(facts)}"
-            f"Verified, for each {protected(facts)}, at δ = {facts['delta']:g}, {facts['neighbours']}{_against(facts)}."
-            f"{some} Choose an agent to see its line in the "
-            + ("ledger." if run.participations.source == "ledger" else "server's list of whom it asked."),
-            "Agent",
-            values,
-            ["Agent", "Participations", "ε verified"],
-            rows,
-            limits=[(f"cap {shown(limit)}", limit)] if limit is not None else (),
-            run=number,
-        ),
-        names,
+    return bars(
+        "agents",
+        "ε by agent, at the end",
+        f"{SIMULATED * is_seeded(facts)}"
+        f"Verified, for each {protected(facts)}, at δ = {facts['delta']:g}, {facts['neighbours']}{_against(facts)}."
+        f"{some}",
+        "Agent",
+        values,
+        ["Agent", "Participations", "ε verified"],
+        [[name, str(counts[name]), shown(value)] for name, value in zip(names, values)],
+        limits=_cap(promise.epsilon_cap),
     )
+
+
+def _cap(limit: float | None) -> list[tuple[str, float]]:
+    return [] if limit is None else [(f"cap {shown(limit)}", limit)]
 
 
 def _against(facts: Mapping[str, Any]) -> str:
@@ -470,32 +437,3 @@ def _lines(
         Line(name, [value(metrics) for metrics in run.metrics], style(number))
         for number, (run, name) in enumerate(zip(runs, called))
     ]
-
-
-def _tallies(run: RunRecord, agents: int) -> list[Counter[int]]:
-    """Return, after each round that is done, how many of the agents had taken part how often."""
-    cohorts: list[list[str]] = [[] for _ in run.metrics]
-    for entry in run.participations.entries:
-        if entry.round < len(cohorts):
-            cohorts[entry.round].append(entry.agent)
-    counts: Counter[str] = Counter()
-    tally = Counter({0: agents})
-    found = []
-    for cohort in cohorts:
-        for agent in cohort:
-            tally[counts[agent]] -= 1
-            counts[agent] += 1
-            tally[counts[agent]] += 1
-        tally = +tally  # drops what nobody is at any more
-        found.append(Counter(tally))
-    return found
-
-
-def _middle(tally: Counter[int]) -> int:
-    """Return the median's participations (of an even number of agents, the upper one's)."""
-    left = tally.total() // 2
-    for count in sorted(tally):
-        left -= tally[count]
-        if left < 0:
-            return count
-    return 0

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
-from fedspa.analytics.estimates import Estimate
+from fedspa.analytics.estimates import Estimate, shown_number
 from fedspa.analytics.scores import DETAILS
 from fedspa.report.charts import Figure, bars
 
@@ -41,7 +41,7 @@ def numbers(estimates: Sequence[Estimate]) -> Numbers:
         rows = [_row(each, len(groups) > 1) for each in found if not each.statistic.startswith(_NOT_LISTED)]
         tables.append((site or "All agents", header, rows))
     headlines = [
-        (_named(each.statistic), *_shown(each))
+        (_named(each.statistic), *each.shown)
         for each in whole
         if (each.column == "" and each.statistic in ("records", "persons") and len(groups) == 1)
         or each.statistic == score
@@ -67,10 +67,10 @@ def _of_column(group: str, column: str, found: Sequence[Estimate]) -> Figure | N
 def _bars(
     key: str, title: str, about: str, x_label: str, found: Sequence[Estimate], name: Callable[[Estimate], str]
 ) -> Figure | None:
-    rows = [[name(each), *_shown(each)] for each in found]
+    rows = [[name(each), *each.shown] for each in found]
     ends = [(each.low, each.high) for each in found]
     values, header = [each.value or 0.0 for each in found], ["", "Estimate", "95 % interval"]
-    return bars(key, title, f"{about} {_CAPTION}", x_label, values, header, rows, intervals=ends, show=number)
+    return bars(key, title, f"{about} {_CAPTION}", x_label, values, header, rows, intervals=ends, show=shown_number)
 
 
 def _bar_name(each: Estimate, start: str) -> str:
@@ -85,18 +85,8 @@ def _by_site(score: str, estimates: Sequence[Estimate]) -> Figure | None:
 
 
 def _row(each: Estimate, by_class: bool) -> list[str]:
-    return [*[each.group] * by_class, each.column, _named(each.statistic), *_shown(each)]
-
-
-def _shown(each: Estimate) -> tuple[str, str]:
-    value = "too few records" if each.value is None else number(each.value)
-    return value, f"{number(each.low)} to {number(each.high)}"
+    return [*[each.group] * by_class, each.column, _named(each.statistic), *each.shown]
 
 
 def _named(score: str) -> str:
     return "AUC" if score == "auc" else score[:1].upper() + score[1:]
-
-
-def number(value: float) -> str:
-    """Return a number as tables show it."""
-    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"

@@ -23,7 +23,7 @@ from fedspa.runs.guarantee import (
     shown_bytes,
     warnings,
 )
-from fedspa.runs.rundir import heading, label, shown_score
+from fedspa.runs.rundir import heading, label, read_ending, shown_score
 
 if TYPE_CHECKING:
     from fedspa.report.numbers import Numbers
@@ -42,7 +42,7 @@ class Card:
 
 @dataclass(frozen=True, slots=True)
 class RunParts:
-    """One run. `ledger` has an object for each bar of `agents`, for the page's script."""
+    """One run."""
 
     number: int
     name: str
@@ -53,7 +53,6 @@ class RunParts:
     statement: list[Cell]
     epsilons: list[list[str]]
     agents: Figure | None
-    ledger: list[dict[str, Any]]
     ledger_note: str
     numbers: Numbers | None
     by_class: tuple[list[str], list[list[str]]] | None
@@ -106,7 +105,6 @@ def page(runs: Sequence[RunRecord]) -> PageParts:
 
 
 def _run(run: RunRecord, held: Promise | None, name: str, number: int) -> RunParts:
-    figure, agents = charts.agents(run, held, number)
     found = evaluated = None
     if run.released is not None or run.evaluation is not None:
         from fedspa.report.numbers import numbers  # whose estimates come from tensors
@@ -122,8 +120,7 @@ def _run(run: RunRecord, held: Promise | None, name: str, number: int) -> RunPar
         cards=[*_cards(run, held, found), *_evaluation_cards(run, evaluated)],
         statement=_statement(run, held),
         epsilons=tables.epsilons(held),
-        agents=figure,
-        ledger=tables.ledger(run, held, agents),
+        agents=charts.agents(run, held),
         ledger_note=tables.ledger_note(run),
         numbers=found or evaluated,
         by_class=tables.by_class(run),
@@ -185,7 +182,9 @@ def _problems(run: RunRecord, held: Promise | None) -> list[str]:
     if held is not None and held.epsilon_cap is not None:
         whole = f"; if it is ended here because of its results, ε of the whole plan holds: {shown(held.epsilon_cap)}"
     done = f"{len(run.metrics)} of {run.config.federation.rounds} rounds"
-    return [f"this run is not finished: {done} are done{whole}", *run.problems]
+    how, why = read_ending(run.folder) or ("", "")
+    ended = {"": "", "stopped": "; it was stopped", "failed": f"; it failed: {why}"}[how]
+    return [f"this run is not finished: {done} are done{ended}{whole}", *run.problems]
 
 
 def _cards(run: RunRecord, held: Promise | None, found: Numbers | None) -> list[Card]:

@@ -11,7 +11,7 @@ import math
 import re
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
 
 AUDIT, EVALUATION = "audit.json", "evaluation.json"  # in a run's folder
 _ROUND = re.compile(r"round-(\d{1,9})(?:-attempt-\d+)?")
-EpsilonOf = Callable[[int], float | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,9 +42,6 @@ class Entry:
     round: int
     sequence: int | None = None
     reserved_at: str = ""
-    released_at: str | None = None
-    digest: str | None = None
-    hash: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,8 +223,7 @@ def _ledger(path: Path, run: str | None, names: set[str], problems: list[str]) -
         if when is None:
             problems.append("the ledger contains entries that no round of this run made")
             return Participations()
-        fields = (line[name] for name in ("sequence", "reserved_at", "released_at", "digest", "hash"))
-        entries.append(Entry(line["agent"], int(when[1]), *fields))
+        entries.append(Entry(line["agent"], int(when[1]), line["sequence"], line["reserved_at"]))
         texts.add(line["event"])
     found = [event_of(text) for text in texts]
     events = {event.with_noise(None) for event in found}
@@ -258,8 +253,7 @@ def _asked(path: Path) -> Participations:
 @dataclass(frozen=True, slots=True)
 class Promise:
     """What a run guarantees. `facts` has the summary's keys; `epsilon_cap` is ε of an agent that takes part as often as
-    the plan allows; `verified` and `worst_case` give ε of a number of participations, or None if it is unknown; `total`
-    gives ε of these together with the other runs in the ledger.
+    the plan allows; `epsilons` has ε by participations, as the metrics have it.
 
     `active` is k, or None if it is unknown: then k, sensitivity and σ of `plan` mean nothing, while ε needs none of
     them.
@@ -271,9 +265,14 @@ class Promise:
     cap: int
     epsilon_cap: float | None
     counts: Mapping[str, int]
-    verified: EpsilonOf
-    worst_case: EpsilonOf
-    total: Callable[[int], LedgerTotal | None]
+    epsilons: Mapping[int, float]
+
+    def verified(self, count: int) -> float:
+        """Return ε after so many participations. A count that was never the largest gets ε of the next larger one, and
+        one of a round that is not finished gets the largest: too high at worst."""
+        known = sorted(self.epsilons)
+        place = bisect_left(known, count)
+        return 0.0 if count == 0 else self.epsilons[known[place]] if place < len(known) else self.facts["epsilon"]
 
 
 def promise(run: RunRecord) -> Promise | None:
@@ -284,13 +283,12 @@ def promise(run: RunRecord) -> Promise | None:
         return None
     cap = cap_of(config)
     counts = Counter(entry.agent for entry in run.participations.entries)
-    active = _active(run)
+    active, epsilons = _active(run), _epsilon_by_count(run)
     plan = _plan(run, active)
     if plan is None:
         if run.summary is None or run.summary["delta"] is None:
             return None
-        known = _epsilon_by_count(run, lambda count: None)
-        return Promise(run.summary, None, None, cap, None, counts, known, lambda count: None, lambda count: None)
+        return Promise(run.summary, None, None, cap, None, counts, epsilons)
     guarantee = Guarantee(plan)
     for number, times in enumerate(counts.values()):
         guarantee.count_participation([number], times)
@@ -304,17 +302,9 @@ def promise(run: RunRecord) -> Promise | None:
     if total is not None and total.note is not None:
         run.problems.append(total.note)
     _compare_with_summary(run, facts)
-    return Promise(
-        facts=facts,
-        plan=plan,
-        active=active,
-        cap=cap,
-        epsilon_cap=finite(_after(plan, cap).epsilon_max(plan.neighbours)),
-        counts=counts,
-        verified=_epsilon_by_count(run, lambda count: finite(_after(plan, count).epsilon_max(plan.neighbours))),
-        worst_case=lambda count: _after(plan, count).epsilon_worst_case(),
-        total=lambda count: _total(run, plan, count),
-    )
+    whole = Guarantee(plan)
+    whole.count_participation([0], cap)
+    return Promise(facts, plan, active, cap, finite(whole.epsilon_max(plan.neighbours)), counts, epsilons)
 
 
 def _total(run: RunRecord, plan: Plan, count: int) -> LedgerTotal | None:
@@ -339,13 +329,6 @@ def _noise(run: RunRecord) -> NoiseMode:
             "this page"
         )
     return "seeded" if "seeded" in found else asked
-
-
-def _after(plan: Plan, count: int) -> Guarantee:
-    """Return the guarantee after `count` participations."""
-    guarantee = Guarantee(plan)
-    guarantee.count_participation([0], count)
-    return guarantee
 
 
 def _active(run: RunRecord) -> int | None:
@@ -374,10 +357,9 @@ def _plan(run: RunRecord, active: int | None) -> Plan | None:
         return None
 
 
-def _epsilon_by_count(run: RunRecord, beyond: EpsilonOf) -> EpsilonOf:
+def _epsilon_by_count(run: RunRecord) -> dict[int, float]:
     """Return ε by participations, from the metrics: after each round they have the largest ε, the ledger the largest
-    count. A count that was never the largest gets ε of the next larger one: too high at worst. Counts `beyond` all of
-    them belong to a round that is not finished."""
+    count."""
     running: Counter[str] = Counter()
     by_round: dict[int, list[str]] = {}
     for entry in run.participations.entries:
@@ -387,15 +369,7 @@ def _epsilon_by_count(run: RunRecord, beyond: EpsilonOf) -> EpsilonOf:
         running.update(by_round.get(metrics.round, ()))
         if metrics.epsilon is not None and running:
             epsilons.setdefault(max(running.values()), metrics.epsilon)
-    known = sorted(epsilons)
-
-    def epsilon(count: int) -> float | None:
-        if count == 0:
-            return 0.0
-        place = bisect_left(known, count)
-        return epsilons[known[place]] if place < len(known) else beyond(count)
-
-    return epsilon
+    return epsilons
 
 
 def _compare_with_summary(run: RunRecord, facts: Mapping[str, Any]) -> None:

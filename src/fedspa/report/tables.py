@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,13 +10,11 @@ from fedspa.agent.ledger.report import short
 from fedspa.data.columns import checked
 from fedspa.privacy.budget import AGAINST_ALL
 from fedspa.report import charts
-from fedspa.report.record import Entry, Promise, RunRecord
+from fedspa.report.record import Promise, RunRecord
 from fedspa.runs.config import Config, flat
 from fedspa.runs.guarantee import ALL_RUNS, is_seeded, noise_kind, observer, protected, shown, shown_bytes
 from fedspa.runs.halving import settled
 from fedspa.runs.rundir import AGENTS_SCORE, LOWER, heading, label, shown_score
-
-MOST_ENTRIES = 20_000  # of all agents, on one page; `fedspa ledger show --entries` has them all
 
 MOST_RUNS = 50  # of a ledger that are listed, the latest
 MAX_PROXIES = 12  # proxy runs that are listed, of the best
@@ -50,54 +48,6 @@ def epsilons(held: Promise | None) -> list[list[str]]:
     return rows
 
 
-def ledger(run: RunRecord, held: Promise | None, agents: Sequence[str]) -> list[dict[str, Any]]:
-    """Return what is known of each of the named agents, as texts."""
-    if held is None:
-        return []
-    entries: dict[str, list[Entry]] = {}
-    for entry in run.participations.entries:
-        entries.setdefault(entry.agent, []).append(entry)
-    whole = len(run.participations.entries) <= MOST_ENTRIES
-    found = []
-    for agent in agents:
-        lines = entries.get(agent, [])
-        sent = sum(line.digest is not None for line in lines)
-        found.append(
-            {
-                "agent": agent,
-                "facts": [
-                    ("participations", str(len(lines))),
-                    (
-                        f"ε verified{' (SEEDED NOISE: a simulation)' * is_seeded(held.facts)}",
-                        charts.known(held.verified(len(lines))),
-                    ),
-                    *_other_epsilons(held, len(lines)),
-                    ("sent", str(sent) if run.participations.source == "ledger" else "–"),
-                ],
-                "entries": [_line(line) for line in (lines if whole else lines[-1:])],
-            }
-        )
-    return found
-
-
-def _other_epsilons(held: Promise, count: int) -> Iterator[tuple[str, str]]:
-    if held.facts["members"]:
-        yield f"worst-case ε, {AGAINST_ALL}", charts.known(held.worst_case(count))
-    if (total := held.total(count)) is not None:
-        yield "ε with the other runs in the ledger, at most", charts.known(total.epsilon)
-
-
-def _line(entry: Entry) -> list[str]:
-    return [
-        "–" if entry.sequence is None else str(entry.sequence),
-        str(entry.round + 1),
-        time(entry.reserved_at),
-        time(entry.released_at),
-        (entry.digest or "–")[:16],
-        (entry.hash or "–")[:16],
-    ]
-
-
 def time(text: str | None) -> str:
     return "–" if not text else text[:19].replace("T", " ")
 
@@ -107,10 +57,9 @@ def ledger_note(run: RunRecord) -> str:
     if run.participations.source == "ledger":
         state = "hash chain verified" if run.participations.verified else "HASH CHAIN BROKEN"
         whose = f", of {run.participations.runs + 1} runs of these agents" if run.participations.runs else ""
-        shortened = "" if count <= MOST_ENTRIES else "; of each agent only the last is listed here"
         return (
-            f"{count:,} entries of this run; the ledger{whose}: {state}, head "
-            f"{run.participations.head[:16]}{shortened}. Times are UTC."
+            f"{count:,} entries of this run; the ledger{whose}: {state}, head {run.participations.head[:16]}. "
+            "`fedspa ledger show --entries` prints them all."
         )
     if run.participations.source == "asked":
         return (
@@ -320,26 +269,17 @@ def _spent(run: RunRecord, taken: int) -> str:
     return words + " The chosen model continued from the state that its trial had reached."
 
 
-def _proxies(found: Mapping[str, Any] | None, name: str) -> tuple[list[list[str]], str]:
+def _proxies(found: Sequence[Mapping[str, Any]] | None, name: str) -> tuple[list[list[str]], str]:
     """Return the best proxy runs, and where settings came from that cost nothing in this run."""
     rows: list[list[str]] = []
     words = "No settings were tried in proxy runs."
-    if found is not None and found["found"]:
-        scored = [(each["score"], format_settings(each["settings"])) for each in found["found"]]
+    if found:
+        scored = [(each["score"], format_settings(each["settings"])) for each in found]
         known = sorted((each for each in scored if each[0] is not None), reverse=name not in LOWER)
         rows = [[settings, shown_score(name, score)] for score, settings in known[:MAX_PROXIES]]
-        where = "the server's own held-out records, which belong to no agent"
-        if found["public"] != "holdout":
-            where = f"the records {found['public']}, which the user declared public"
         words = (
-            f"{len(scored)} settings were tried in proxy runs on {where}, under the noise of this run, at no privacy "
-            f"cost. {len(scored) - len(known)} diverged."
-        )
-    study = None if found is None else found.get("study")
-    if study is not None:
-        words += (
-            f" Settings of an earlier search on {study['about']['data']} were tried first. This run's ε does not "
-            f"include what that search cost, which was: {study['guarantee']}."
+            f"{len(scored)} settings were tried in proxy runs on the server's own held-out records, which belong to no "
+            f"agent, under the noise of this run, at no privacy cost. {len(scored) - len(known)} diverged."
         )
     return rows, words
 

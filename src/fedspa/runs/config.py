@@ -20,7 +20,7 @@ from fedspa.algorithms import Algorithm as Registered
 from fedspa.algorithms import against, chosen
 from fedspa.data import columns as tables
 from fedspa.data import plugin
-from fedspa.data.columns import TableSection, is_pattern, is_table
+from fedspa.data.columns import is_pattern, is_table
 from fedspa.data.partition import cap_for
 from fedspa.data.plugin import GIVEN, is_plugin
 from fedspa.errors import ConfigError, PrivacyError, describe_detail, describe_invalid, first_of, quoted
@@ -393,10 +393,6 @@ def _check_table(data: Data) -> None:
         )
     if data.features is not None:
         raise ValueError(f"data.features is {data.features!r}, which is for images; data.name is a table: leave it out")
-    if schema.test != TableSection.model_fields["test"].default and schema.split is None:
-        raise ValueError(
-            f"data.table.test is {schema.test!r}, which stands in the column data.table.split; that is unset: set it"
-        )
     whose = None if schema.agent is None else f"the column {schema.agent!r} of data.table.agent says who holds a record"
     if is_pattern(data.name):
         if whose is not None:

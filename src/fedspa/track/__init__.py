@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -36,34 +37,31 @@ class Tracking:
             )
 
     def add_round(self, metrics: Mapping[str, Any]) -> None:
-        if self._name is None:
-            return
-        try:
-            if self._tracker is None:
-                module = import_module(f"fedspa.track.{self._name}")
-                self._tracker = module.open_tracker(self._config, self._folder, metrics["round"])
-            self._tracker.add_round(metrics)
-        except Exception as error:  # a full disk, a server that is gone, another version: whatever it is
-            self._drop(error)
+        if self._name is not None:
+            with self._dropped_when_it_fails():
+                if self._tracker is None:
+                    module = import_module(f"fedspa.track.{self._name}")
+                    self._tracker = module.open_tracker(self._config, self._folder, metrics["round"])
+                self._tracker.add_round(metrics)
 
     def finish(self, summary: Mapping[str, Any]) -> None:
-        try:
-            if self._tracker is not None:
+        if self._tracker is not None:
+            with self._dropped_when_it_fails():
                 self._tracker.finish(summary)
-        except Exception as error:
-            self._drop(error)
 
     def close(self) -> None:
-        try:
-            if self._tracker is not None:
+        if self._tracker is not None:
+            with self._dropped_when_it_fails():
                 self._tracker.close()
-        except Exception as error:
-            self._drop(error)
         self._tracker = None
 
-    def _drop(self, error: Exception) -> None:
-        log.warning("%s failed and is no longer logged to: %s", self._name, first_line(error))
-        self._name = self._tracker = None
+    @contextmanager
+    def _dropped_when_it_fails(self) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:  # a full disk, a server that is gone, another version: whatever it is
+            log.warning("%s failed and is no longer logged to: %s", self._name, first_line(error))
+            self._name = self._tracker = None
 
 
 def figures(metrics: Mapping[str, Any]) -> dict[str, float]:

@@ -1,7 +1,5 @@
-"""Proxy runs: the real run repeated on records that are not the agents', to compare settings at no privacy cost.
-
-The records are those that the server holds out for scoring, or a public data set. A data set that contains more than a
-few of the agents' records is refused; beyond that, the user who declares it public is responsible for that.
+"""Proxy runs: the real run repeated on the records that the server holds out for scoring, to compare settings at no
+privacy cost: none of them is an agent's.
 
 A proxy run has the rounds of the real run: as many agents, the same masks, sampling rate, steps and clip, and noise of
 the same size on the mean gradient. Only the records are others, and fewer. So it shows what rates, clips and averages
@@ -10,7 +8,6 @@ do under this noise.
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -22,7 +19,7 @@ from torch import nn
 
 from fedspa.data.dataset import Dataset
 from fedspa.errors import ConfigError
-from fedspa.examples import Examples, count, joined, leaves, taken
+from fedspa.examples import count, taken
 from fedspa.learning.forward import torch_threads
 from fedspa.learning.tasks import Loss, Metric
 from fedspa.mechanisms import Plan
@@ -31,14 +28,11 @@ from fedspa.runs.halving import Settings, settled
 from fedspa.runs.local import LocalTransport
 from fedspa.runs.loop import run_round
 from fedspa.runs.rundir import LOWER, RoundMetrics
-from fedspa.runs.setup import prepare, records_of
+from fedspa.runs.setup import prepare
 from fedspa.server.coordinator import Coordinator, Diverged
 
-OWN = "holdout"  # the records that the server holds out
 # More records show little more under the run's noise; with fewer, the run is repeated on other ones.
 _MOST, _TRAINED, _REPEATS = 2000, 2 / 3, 6
-# Of the agents' records, the share that a public data set may hold, too, by chance: rows of a table may be alike.
-_ALIKE = 0.01
 
 
 @dataclass(frozen=True)
@@ -78,7 +72,6 @@ class ProxyRuns:
         config: Config,
         plan: Plan,
         records: Dataset,
-        public: str = OWN,
         module: nn.Module | None = None,
         task: Loss | None = None,
         metrics: Mapping[str, Metric] | None = None,
@@ -86,7 +79,7 @@ class ProxyRuns:
     ) -> None:
         self._check_stop = check_stop
         self._given = (module, task, metrics)
-        self._parts = _split(_stand_in(config, records, public))
+        self._parts = _split(records)
         self._config = _proxy_config(config, plan, count(self._parts[0].train_y))
 
     def curves(self, settings: Settings) -> Curves:
@@ -96,8 +89,8 @@ class ProxyRuns:
         scored = [run for run in runs if not run or not all(math.isnan(line.score) for line in run)]
         if not scored:
             raise ConfigError(
-                f"no part of the public records has a score {runs[0][-1].headline!r}: hold out more (data.holdout), or "
-                "choose another task.metric"
+                f"no part of the held-out records has a score {runs[0][-1].headline!r}: hold out more (data.holdout), "
+                "or choose another task.metric"
             )
         repeats = tuple(tuple(metrics.score for metrics in run) for run in scored)
         whole = all(repeats) and all(math.isfinite(score) for curve in repeats for score in curve)
@@ -121,54 +114,13 @@ class ProxyRuns:
             return []
 
 
-def _stand_in(config: Config, records: Dataset, public: str) -> Dataset:
-    """Return all records of the public data set, or those that the server holds out."""
-    if public == OWN:
-        found = records
-        x, y = found.test_x, found.test_y
-    else:
-        given = config.model_dump(exclude_none=True)
-        for key in ("table", "person"):
-            given["data"].pop(key, None)
-        given["data"] |= {"name": public, "holdout": 0.0}
-        given["tuning"] = {}
-        found = records_of(load(given))
-        x, y = joined([found.train_x, found.test_x]), joined([found.train_y, found.test_y])
-        _check_not_the_agents(records, Examples(x, y), public)
-    return replace(found, train_x=x, train_y=y, owners=None, agents=None, persons=None)
-
-
-def _check_not_the_agents(records: Dataset, stand_in: Examples, public: str) -> None:
-    """Raise if the agents' own records are in it: no ε would count what is learned from them."""
-    public_ones = set(_digests(stand_in))
-    own = _digests(Examples(records.train_x, records.train_y))
-    found = sum(digest in public_ones for digest in own)
-    if found > _ALIKE * len(own):
-        raise ConfigError(
-            f"public is {public!r}, which holds {found:,} of the {len(own):,} records that the agents hold: no ε "
-            "would count what proxy runs learn from them; name other public records, or 'none'"
-        )
-
-
-def _digests(examples: Examples) -> list[bytes]:
-    """Return a digest of each example."""
-    columns = [leaf.reshape(len(leaf), -1).contiguous().numpy() for tree in examples for leaf in leaves(tree)]
-    found = []
-    for row in zip(*columns):
-        digest = hashlib.blake2b(digest_size=16)
-        for part in row:
-            digest.update(part)
-        found.append(digest.digest())
-    return found
-
-
 def _split(data: Dataset) -> Sequence[Dataset]:
-    """Split the records into a training and a scoring part, anew for each repeat."""
-    records = count(data.train_y)
+    """Split the held-out records into a training and a scoring part, anew for each repeat."""
+    records = count(data.test_y)
     trained = min(_MOST, round(_TRAINED * records))
     if not 0 < trained < records:
         raise ConfigError(
-            f"the data set {data.name!r} has {records} records; proxy runs train on some and score on others: give more"
+            f"{records} records are held out; proxy runs train on some and score on others: raise data.holdout"
         )
     repeats = min(_REPEATS, max(1, 2 * _MOST // trained))
     parts = []
@@ -178,10 +130,13 @@ def _split(data: Dataset) -> Sequence[Dataset]:
         parts.append(
             replace(
                 data,
-                train_x=taken(data.train_x, train),
-                train_y=taken(data.train_y, train),
-                test_x=taken(data.train_x, test),
-                test_y=taken(data.train_y, test),
+                train_x=taken(data.test_x, train),
+                train_y=taken(data.test_y, train),
+                test_x=taken(data.test_x, test),
+                test_y=taken(data.test_y, test),
+                owners=None,
+                agents=None,
+                persons=None,
             )
         )
     return parts
@@ -215,4 +170,4 @@ def _proxy_config(config: Config, plan: Plan, records: int) -> Config:
     try:
         return load(given)
     except ConfigError as error:
-        raise ConfigError(f"this run has no proxy ({error}); try settings in its own rounds: public 'none'") from None
+        raise ConfigError(f"this run has no proxy ({error}); try settings in its own rounds, by --no-proxy") from None

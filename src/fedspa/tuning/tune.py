@@ -33,7 +33,6 @@ from fedspa.running import run
 from fedspa.runs import config as configs
 from fedspa.runs.config import Config
 from fedspa.runs.defaults import first_settings
-from fedspa.runs.guarantee import statement
 from fedspa.runs.halving import Halving, Settings, check_searched, settled
 from fedspa.runs.run_ledger import check_budget
 from fedspa.runs.rundir import (
@@ -51,10 +50,9 @@ from fedspa.runs.sections import ScoredBy, Tuning
 from fedspa.runs.setup import CLASS_TASKS, Job, Simulated, prepare, records_of, with_targets
 from fedspa.runs.trials import scoring_rounds
 from fedspa.server.evaluation import Evaluation
-from fedspa.tuning.proxy import OWN, ProxyRuns
-from fedspa.tuning.search import RATE, Search, Space, Study, distinct_settings, scaled
+from fedspa.tuning.proxy import ProxyRuns
+from fedspa.tuning.search import RATE, Search, Space, distinct_settings, scaled
 
-NONE = "none"  # no proxy runs
 BEST = "best.toml"  # a config with the settings that won, in the folder of the run
 MOST_TRIALS = 4
 SHARE = 0.2
@@ -76,9 +74,8 @@ def tune(
     *,
     epsilon: float | None = None,
     share: float = SHARE,
-    public: str | None = None,
+    proxy: bool | None = None,
     space: Space | None = None,
-    study: Path | str | None = None,
     data: Dataset | None = None,
     module: nn.Module | None = None,
     task: str | Loss | None = None,
@@ -97,10 +94,9 @@ def tune(
             agents score them (`tuning.scored_by`).
         epsilon: In place of the config's.
         share: The most of the rounds that trials may take.
-        public: What proxy runs use: "holdout", the records that the server holds out and scores trials by,
-            the name of a public data set, or "none". Left out, the records that are held out, if any are.
+        proxy: Whether to compare settings in proxy runs on the records that the server holds out and scores trials by;
+            by default, if any are held out.
         space: Values of keys to try beside the rate, the clip and the average of the iterates.
-        study: The folder of an earlier tuning run, or the study.json in it, whose settings are tried first.
         data: As for `run`.
         module: As for `run`.
         task: As for `run`.
@@ -122,7 +118,7 @@ def tune(
     Examples:
         >>> import fedspa
         >>> small = {"federation": {"agents": 4, "rounds": 6, "per_round": 4}, "data": {"holdout": 0.2}}
-        >>> result = fedspa.tune(small, epsilon=3.0, public="none", progress=False)
+        >>> result = fedspa.tune(small, epsilon=3.0, proxy=False, progress=False)
         >>> result.summary["epsilon"] <= 3.0
         True
     """
@@ -142,17 +138,15 @@ def tune(
     if settings.tuning.candidates is not None:
         raise ConfigError("the config names tuning.candidates, which `fedspa tune` chooses: leave them out, or run it")
     check_searched(space or {})
-    earlier = None if study is None else Study.read(Path(study))
-    if public is None:
-        public = OWN if settings.data.holdout else NONE
+    proxy = settings.data.holdout > 0 if proxy is None else proxy
     records = records_of(settings, data, module)
     job = prepare(settings, records, module, task, metrics)
-    scoring = _scoring_rounds(job, public)
+    scoring = _scoring_rounds(job, proxy)
     # Everything that the run itself would refuse at its start is refused before the proxy runs.
     check_out(settings)
     check_budget(job)
     check_stop = partial(_check_stop, stop)
-    free = _Free(public, space or {}, earlier, on_proxy, check_stop)
+    free = _Free(proxy, space or {}, on_proxy, check_stop)
     within = int(share * job.config.federation.rounds)
     tuning, proxies = _plan_trials(job, records, within, scoring, free, **given)
     _warn_of_a_constant(job, proxies)
@@ -160,11 +154,7 @@ def tune(
     check_stop()
 
     def started(job: Simulated, folder: Path) -> None:
-        found = {
-            "public": public,
-            "study": None if earlier is None else {"about": earlier.about, "guarantee": earlier.guarantee},
-            "found": [{"settings": dict(r.settings), "score": r.score} for r in proxies],
-        }
+        found = [{"settings": dict(r.settings), "score": r.score} for r in proxies]
         durable.replace_text(folder / "proxy.json", json.dumps(found, ensure_ascii=False, allow_nan=False) + "\n")
         if on_start is not None:
             on_start(job, folder)
@@ -184,9 +174,8 @@ def _with_budget(config: Config | Mapping[str, Any] | Path | str | None, epsilon
 class _Free:
     """What settings come from before anything is paid."""
 
-    public: str
+    proxy: bool
     space: Space
-    study: Study | None
     on_proxy: Callable[[ProxyRun], None] | None
     check_stop: Callable[[], None]  # raises if the search is to stop
 
@@ -197,7 +186,7 @@ def _check_stop(stop: Callable[[], bool] | None) -> None:
         raise Stopping("stopped before the first round, and nothing was spent; call it again to start over")
 
 
-def _scoring_rounds(job: Job, public: str) -> int:
+def _scoring_rounds(job: Job, proxy: bool) -> int:
     """Return the rounds of each rung in which agents score. Raise for what a run with trials refuses, before hours of
     proxy runs."""
     config = job.config
@@ -205,10 +194,10 @@ def _scoring_rounds(job: Job, public: str) -> int:
         raise ConfigError(
             f"{config.algorithm.name} spends no budget: try settings by `fedspa run`, as often as you like"
         )
-    if config.data.holdout == 0 and public == OWN:
+    if config.data.holdout == 0 and proxy:
         raise ConfigError(
             "data.holdout is 0, so that the server has no records for proxy runs: hold some out, as in "
-            "--set data.holdout=0.1, or name a public data set, or use none (public 'none')"
+            "--set data.holdout=0.1, or do without them (--no-proxy)"
         )
     return scoring_rounds(job)
 
@@ -234,15 +223,13 @@ def _plan_trials(
     start = first_settings(plan, rounds, config.federation.per_round, algorithm.local_lr, classes=classes)
     if algorithm.local_steps > 1:
         start = {**start, "algorithm.local_lr": algorithm.local_lr}
-    first = [] if free.study is None else [free.study.settings_for(config, plan)]
-    if free.public == NONE:
+    if not free.proxy:
         declared: list[Settings] = [{**start, key: value} for key, values in free.space.items() for value in values]
         rates: list[Settings] = [{**start, RATE: scaled(start[RATE], factor)} for factor in _WITHOUT_PROXY]
-        found = [*first, *(settings for settings in declared or rates if settings not in first)]
-        return _tuning(found[:most], within, by), []
+        return _tuning((declared or rates)[:most], within, by), []
     # One score for all of them, and for the run: a part of the records may look more balanced than the whole.
     pinned = config.model_copy(update={"task": job.task})
-    runs = ProxyRuns(pinned, plan, records, free.public, module, task, metrics, free.check_stop)
+    runs = ProxyRuns(pinned, plan, records, module, task, metrics, free.check_stop)
     proxies: list[ProxyRun] = []
 
     def score(settings: Settings) -> list[float]:
@@ -254,7 +241,7 @@ def _plan_trials(
 
     search = Search(score)
     winner = search.run(start, free.space, local=algorithm.local_steps > 1)
-    winner = search.best(winner, {}, *first)  # the config's own settings are a candidate, too
+    winner = search.best(winner, {})  # the config's own settings are a candidate, too
     if not search.of(winner):
         raise ConfigError("every model diverged in proxy runs; check the scale of records and targets")
     best = distinct_settings([winner, *search.ranking], most)
@@ -327,9 +314,7 @@ def _judged(
     job = prepare(config, records_of(config, data, module), module, task, metrics)
     tuning["test"] = _test_scores(job, result, data, module)
     settings = tuning["trials"][tuning["choice"]]["settings"]
-    assert job.plan is not None  # a run without one has no trials
     best = settled(config, settings)
-    Study.of(best, settings, job.plan, statement(result.summary)).write(result.folder)
     alone = best.model_copy(update={"run": best.run.model_copy(update={"out": None})})
     durable.replace_text(result.folder / BEST, configs.to_toml(alone))
     kept = result.folder / "proxy.json"

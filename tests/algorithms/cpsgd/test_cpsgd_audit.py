@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from faults import Longer, Overlooks, engine_with, one_key, public_key
+from targets import of_cpsgd
 from torch import Tensor, nn
 from typer.testing import CliRunner
 
@@ -18,7 +19,7 @@ from fedspa.algorithms import Agent, Terms
 from fedspa.algorithms.base import Answer
 from fedspa.algorithms.cpsgd import audit
 from fedspa.algorithms.cpsgd import respond as cpsgd
-from fedspa.algorithms.cpsgd.audit import AUDIT, Target, largest_move, of_plan, synthetic
+from fedspa.algorithms.cpsgd.audit import AUDIT, Target, largest_move, of_plan
 from fedspa.algorithms.cpsgd.plan import BinomialPlan, reach
 from fedspa.algorithms.cpsgd.respond import Integers, noised
 from fedspa.audit.audited import FALSE_ALARM, Setting
@@ -124,7 +125,7 @@ FAULTS: dict[str, Callable[[Target], Target]] = {
 }
 SETTING = Setting("seeded", draws=200)
 # Sums have tests of their own (test_sums_audit.py). Seeded, so that the tests below are decided once and for all.
-TARGET = replace(synthetic(), sums=None)
+TARGET = replace(of_cpsgd(), sums=None)
 # As an audit shares out its false-alarm rate: 6 questions of noise and attack, and 3 of sampler and keys.
 ALPHA = FALSE_ALARM / 9
 Fault = Callable[[Engine, Tensor, Tensor, Tensor, Clipping, float], Tensor]
@@ -271,6 +272,6 @@ def test_on_the_command_line(tmp_path: Path) -> None:
     )
     assert result.exit_code == 0, result.output
     assert json.loads(result.output)["holds"]
-    refused = runner.invoke(app, ["audit", "--algorithm", "cpsgd", "--self-test"])
+    refused = runner.invoke(app, ["audit", "--config", str(tmp_path / "run.toml"), "--self-test"])
     assert isinstance(refused.exception, ConfigError)
     assert "--self-test" in str(refused.exception)

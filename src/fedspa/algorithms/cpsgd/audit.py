@@ -88,13 +88,6 @@ class Target:
     sums: Summed | None = None
 
 
-def synthetic() -> Target:
-    """Return a small mechanism that the attacks see well: 2 of 8 records, little noise; and a sum of four members."""
-    plan = BinomialPlan(DIMENSION, 0.1, 2, 100, "local", 8, 2, 8, 1, 1e-3)
-    summed = replace(plan, adversary="secure-aggregation", trials=400, members=4, colluders=1)
-    return Target(plan, sums=_sums(summed))
-
-
 def of_plan(plan: BinomialPlan) -> Target:
     """Return the mechanism of a run."""
     if math.isinf(accounting.epsilon({plan.event: plan.participations}, plan.delta, neighbours=plan.neighbours)):
@@ -254,7 +247,6 @@ def keys_question(setting: Setting, target: Target) -> Question:
 
 AUDIT = Audited(
     name="cpsgd",
-    synthetic=synthetic,
     of_plan=of_plan,
     questions=questions,
 )
