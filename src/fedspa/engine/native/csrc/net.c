@@ -37,22 +37,22 @@ void memory_free(struct memory_pool *pool) {
         if (pool->spare[i]) discard(pool->spare[i]);
 }
 
-/* Makes room for one more block to be noted. */
+/* Makes capacity for one more block to be noted. */
 static int grow(struct memory *memory) {
-    const int room = 2 * memory->room + 64;
-    void **block = realloc(memory->block, (size_t)room * sizeof *block);
+    const int capacity = 2 * memory->capacity + 64;
+    void **block = realloc(memory->block, (size_t)capacity * sizeof *block);
     if (block) memory->block = block;
-    int64_t *size = realloc(memory->size, (size_t)room * sizeof *size);
+    int64_t *size = realloc(memory->size, (size_t)capacity * sizeof *size);
     if (size) memory->size = size;
     if (!block || !size) return 0;
-    memory->room = room;
+    memory->capacity = capacity;
     return 1;
 }
 
 void *memory_take(struct memory *memory, int64_t bytes) {
     const int64_t size = (bytes + 2 * LINE - 1) / LINE * LINE;
     const int i = memory->used;
-    if (i == memory->room && !grow(memory)) return NULL;
+    if (i == memory->capacity && !grow(memory)) return NULL;
     if (i < memory->count && memory->size[i] < size) {
         free(memory->block[i]);
         memory->block[i] = NULL;
@@ -126,7 +126,7 @@ static void add_weighted(struct fedspa_net *net, struct op *op, const struct fed
     op->bias = l->bias_offset < 0 ? -1 : net->layout;
     net->layout += l->bias_offset < 0 ? 0 : op->outputs_padded;
     op->packed = net->packed;
-    /* Room for the weights as they are, as winograd.h wants 3 x 3 (16 points), or as strip.h wants five wide (8 a row). */
+    /* Capacity for the weights as they are, as winograd.h wants 3 x 3 (16 points), or as strip.h wants five wide (8 a row). */
     const int points = op->kernel_w == 5 ? 8 * op->kernel_h : larger(op->kernel_h * op->kernel_w, 16);
     net->packed += op->linear ? 0 : (int64_t)op->outputs_padded * in->channels * points + PAD;
 

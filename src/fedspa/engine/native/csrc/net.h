@@ -45,7 +45,7 @@ struct op {
 struct memory {
     void **block;
     int64_t *size;
-    int count, used, room;
+    int count, used, capacity;
 };
 
 #define SPARES 64 /* more trainings at once than there are cores to run them; what does not fit is freed */

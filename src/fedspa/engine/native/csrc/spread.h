@@ -25,8 +25,8 @@ INLINE int spread_outputs(const struct op *op) {
     return spread_near(op) || op->outputs < SPREAD_OUTPUTS ? op->outputs : SPREAD_OUTPUTS;
 }
 
-/* Items that a pixel has room for: those of that many channels, and what is written past the last of them. */
-INLINE int spot_room(const struct op *op) { return spread_outputs(op) + PAD; }
+/* Items that a pixel has capacity for: those of that many channels, and what is written past the last of them. */
+INLINE int spot_capacity(const struct op *op) { return spread_outputs(op) + PAD; }
 
 /* One pixel's part of backward: the deltas of its channels times their rows of weights, added to its window. */
 INLINE void spread_piece(const int n, const float *weights, const struct spot *spot, const int32_t *segment) {

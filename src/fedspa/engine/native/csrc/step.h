@@ -79,7 +79,7 @@ static void prepare_weights(struct work *w, const struct op *op) {
     else pack_weights(op, w->theta, packed);
 }
 
-/* Moves the units so far to the total, which has room for all; what it held before a step's first move is old. */
+/* Moves the units so far to the total, which has capacity for all; what it held before a step's first move is old. */
 PHASE void fold(struct work *w) {
     for (int64_t i = 0; i < w->net->layout; i += LANES) /* PAD behind the layout */
         for (int j = 0; j < LANES; j++) { /* padding stays 0 */
@@ -97,7 +97,7 @@ static void clear(struct work *w, const struct fedspa_task *task) {
     w->pending = w->folded = 0;
 }
 
-/* Which records belong to the next chunk, for as many of the `left` examples as have room; sets how many records and
+/* Which records belong to the next chunk, for as many of the `left` examples as have capacity; sets how many records and
  * returns how many examples. */
 static int lay_out(struct work *w, const struct fedspa_task *task, const int64_t *chosen, int64_t left, int *records) {
     int n = 0, e = 0;

@@ -225,7 +225,7 @@ const uint64_t *stream_words(struct stream *stream, int64_t count, uint64_t *wor
     return found;
 }
 
-int64_t stream_room(int64_t records, int64_t batch) {
+int64_t stream_capacity(int64_t records, int64_t batch) {
     return (records > batch + 8 ? records : batch + 8) + 2;
 }
 
@@ -259,8 +259,8 @@ int64_t draw_fixed(struct stream *stream, int64_t batch, int64_t records, int64_
                    uint8_t *seen) {
     int leave_out = 2 * batch > records;
     int64_t size = leave_out ? records - batch : batch, distinct = 0, count = 0;
-    int64_t room = stream_room(records, batch);
-    uint64_t *values = words + room, *again = values + room;
+    int64_t capacity = stream_capacity(records, batch);
+    uint64_t *values = words + capacity, *again = values + capacity;
     memset(seen, 0, (size_t)records);
     while (distinct < size) {
         integers_below(stream, size + 8, (uint64_t)records, words, values, again);

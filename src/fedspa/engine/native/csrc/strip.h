@@ -53,7 +53,7 @@ INLINE void strip_points(const float *g, int64_t spacing, float *to) {
 }
 
 /* Packed as [panel][kernel row][input channel][point][channels of the panel];
- * `space` has room for a kernel row's weights turned over: `run` vectors. */
+ * `space` has capacity for a kernel row's weights turned over: `run` vectors. */
 PHASE void strip_weights(const struct op *op, const float *theta, float *packed, float *space) {
     const int channels = op->run / STRIP_KERNEL;
     for (int start = 0; start < op->outputs; start += LANES) {

@@ -100,7 +100,7 @@ PHASE void winograd_forward(const struct op *op, const struct buffer *buffer, co
                             const float *packed, float *scratch, float *space) {
     const int channels = buffer->channels, across = op->used_w / 2, width = scratch_width(op);
     const int64_t tiles = winograd_tiles(op, examples), per_example = winograd_tiles(op, 1);
-    const int64_t room = tiles + GROUP, point = room * channels, product = room * LANES;
+    const int64_t capacity = tiles + GROUP, point = capacity * channels, product = capacity * LANES;
     float *products = space + POINTS * point;
     for (int64_t t = 0; t < tiles; t++) {
         const int64_t y = t % per_example / across, x = t % per_example % across;

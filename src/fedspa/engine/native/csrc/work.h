@@ -142,7 +142,7 @@ static int work_new(struct work *w, const struct fedspa_net *net, const struct f
     w->rows = take(w, 8 * chunk);
     w->owner = take(w, 4 * chunk);
     w->share = take(w, 4 * chunk);
-    w->sampling_words = take(w, 3 * 8 * stream_room(task->records, task->batch));
+    w->sampling_words = take(w, 3 * 8 * stream_capacity(task->records, task->batch));
     w->chosen = take(w, 8 * (task->records + 1));
     w->seen = take(w, task->records);
     int64_t scratch = 0, space = 0, pixels = 1, windows = 1, spots = 1, spot_items = 1;
@@ -171,7 +171,7 @@ static int work_new(struct work *w, const struct fedspa_net *net, const struct f
         if (i > 0) {
             const int64_t block = examples_to_spread(b, (int)chunk);
             spots = larger(spots, units * block * window);
-            spot_items = larger(spot_items, units * block * window * spot_room(op));
+            spot_items = larger(spot_items, units * block * window * spot_capacity(op));
         }
         int64_t size = op->linear ? 0 : scratch_size(op) * examples_per_scratch(op, chunk);
         scratch = larger(scratch, size);
