@@ -172,7 +172,7 @@ def group_norm(
     layers: bool = False,
 ) -> Tensor:
     """As torch.nn.functional's; as one operator with its weight and bias where layers are kept whole."""
-    if layers and x.ndim > 2 and weight is not None and bias is not None:
+    if layers and x.ndim > 2 and x.dtype == torch.float32 and weight is not None and bias is not None:
         given = x, weight.unsqueeze(0), bias.unsqueeze(0), num_groups, eps
         return cast(Tensor, _applied(group_scaled, _of_group_scaled, *given)[0])
     found: Tensor = _applied(normed, _of_normed, x, num_groups, eps)[0]
@@ -261,7 +261,8 @@ def layer_norm(
     eps: float = 1e-5,
 ) -> Tensor:
     """As torch.nn.functional's."""
-    if weight is None or bias is None or len(normalized_shape) != 1 or normalized_shape[0] > _WIDEST:
+    own = len(normalized_shape) == 1 and normalized_shape[0] <= _WIDEST and x.dtype == torch.float32
+    if not own or weight is None or bias is None:
         return functional.layer_norm(x, normalized_shape, weight, bias, eps)
     lines = x.reshape(1, -1, x.shape[-1])
     given = lines, weight.unsqueeze(0), bias.unsqueeze(0), eps
