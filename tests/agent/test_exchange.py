@@ -131,23 +131,33 @@ def serve(folder: Path, seed: int) -> None:
                 left.write(f"{session.round} {step} {','.join(survivors)}\n".encode())
 
 
+def left_by(folder: Path) -> tuple[dict[str, set[str]], dict[str, set[str]]]:
+    """Return what left the clinic, by session: uploads, and sets of survivors that were committed to or opened."""
+    sets, uploads = defaultdict(set), defaultdict(set)
+    for line in (folder / "left").read_text().splitlines():
+        t, step, what = line.split(" ")
+        if step != "exclude":
+            (uploads if step == "upload" else sets)[t].add(what)
+    return uploads, sets
+
+
 @pytest.mark.parametrize("kills", [24, pytest.param(2000, marks=pytest.mark.long)])
 def test_killed_at_random_instants_a_session_has_one_upload_and_one_set(tmp_path: Path, kills: int) -> None:
-    """SIGKILL anywhere in upload, exchange and ledger: never two uploads of a session, and never two sets."""
+    """SIGKILL anywhere in upload, exchange and ledger: never two uploads of a session, and never two sets. On a busy
+    machine processes get less done before they are killed, and more of them are started."""
     chance, context = Random(11), multiprocessing.get_context("fork")
-    for seed in range(kills):
+    uploads: dict[str, set[str]] = {}
+    sets: dict[str, set[str]] = {}
+    for seed in range(20 * kills):
         process = context.Process(target=serve, args=(tmp_path, seed))
         process.start()
         time.sleep(chance.uniform(0.05, 0.3))
         process.kill()
         process.join()
-    sets, uploads = defaultdict(set), defaultdict(set)
-    for line in (tmp_path / "left").read_text().splitlines():
-        t, step, what = line.split(" ")
-        if step == "upload":
-            uploads[t].add(what)
-        elif step != "exclude":
-            sets[t].add(what)
+        if seed >= kills - 1:
+            uploads, sets = left_by(tmp_path)
+            if min(len(uploads), len(sets)) >= 3:
+                break
     assert len(uploads) >= 3
     assert len(sets) >= 3
     assert all(len(found) == 1 for found in (*sets.values(), *uploads.values()))
