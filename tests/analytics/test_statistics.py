@@ -280,7 +280,7 @@ def test_intervals_hold_the_truth(config, table, tmp_path: Path, adversary: str,
 
 
 def test_the_errors_to_expect_are_those_that_come(config, tmp_path: Path) -> None:
-    planned = expected(config(), epsilon=1.0)
+    planned = expected(release_config(config(), {}, 1.0, None))
     assert not (tmp_path / "runs").exists()
     found = fedspa.statistics(config(), epsilon=1.0, out=tmp_path / "run")
     of_plan = {(each.column, each.statistic): each.error for each in planned.estimates if not each.site}
@@ -293,7 +293,8 @@ def test_the_errors_to_expect_are_those_that_come(config, tmp_path: Path) -> Non
 
 def test_a_share_of_four_halves_the_error_of_a_column(config) -> None:
     plain, weighted = (
-        expected(config(), epsilon=1.0, columns=["age", "ward"], shares=shares) for shares in ({}, {"age": 4.0})
+        expected(release_config(config(), {"columns": ["age", "ward"], "shares": shares}, 1.0, None))
+        for shares in ({}, {"age": 4.0})
     )
     error = [
         next(each.error for each in found.estimates if each.column == "age" and each.statistic.startswith("count in"))

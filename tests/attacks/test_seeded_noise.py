@@ -89,7 +89,7 @@ def test_every_file_and_every_epsilon_says_where_the_noise_came_from(tmp_path: P
     assert ("What would be promised." in dict(describe_guarantee(summary, 6))) is seeded
     with contextlib.redirect_stdout(io.StringIO()) as printed:  # what a server shows of its rounds
         RoundPrinter()(tmp_path / "run")
-    assert printed.getvalue().count("SEEDED") == seeded * len(lines)
+    assert printed.getvalue().count("SEEDED") == seeded * (len(lines) + 1)
 
 
 def test_every_line_on_a_screen_with_a_seeded_epsilon_says_so(tmp_path: Path) -> None:

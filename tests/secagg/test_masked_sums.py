@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -88,23 +89,23 @@ def relabelled(words: np.ndarray) -> bytes:  # type: ignore[type-arg]
     return encode(words, SESSION)
 
 
-def test_masks_of_another_cohort_do_not_cancel() -> None:
-    larger = replace(SESSION, members=publics(secrets_of(5)))
-    words = masked(VALUES["site-0"], larger, "site-0", SECRETS["site-0"])
-    assert void_of(SENT | {"site-0": relabelled(words)}) == "check"
+THIEF = SecretKey(bytes(range(32)))
 
 
-def test_masks_of_another_key_do_not_cancel() -> None:
-    thief = SecretKey(bytes(range(32)))
-    other = replace(SESSION, members=publics(SECRETS) | {"site-0": thief.public})
-    words = masked(VALUES["site-0"], other, "site-0", thief)
-    assert void_of(SENT | {"site-0": relabelled(words)}) == "check"
-
-
-@pytest.mark.parametrize("changed", [{"round": 2}, {"terms": bytes(32)}])
-def test_masks_of_another_session_do_not_cancel(changed: dict[str, object]) -> None:
-    other = replace(SESSION, **changed)  # type: ignore[arg-type]
-    words = masked(VALUES["site-0"], other, "site-0", SECRETS["site-0"])
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"members": publics(secrets_of(5))},
+        {"members": publics(SECRETS) | {"site-0": THIEF.public}},
+        {"round": 2},
+        {"terms": bytes(32)},
+    ],
+    ids=["cohort", "key", "round", "terms"],
+)
+def test_masks_of_another_session_do_not_cancel(changed: dict[str, Any]) -> None:
+    other = replace(SESSION, **changed)
+    secret = THIEF if other.members["site-0"] == THIEF.public else SECRETS["site-0"]
+    words = masked(VALUES["site-0"], other, "site-0", secret)
     assert void_of(SENT | {"site-0": relabelled(words)}) == "check"
 
 

@@ -3,9 +3,12 @@ what was asked."""
 
 from __future__ import annotations
 
+import json
 import math
 import random
 from collections import Counter
+from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from interruptions import crash, refuse_a_difference
-from small_runs import small
+from small_runs import ALGORITHMS, small
 from torch import Tensor
 
 import fedspa
@@ -21,7 +24,7 @@ from fedspa.agent.ledger.ledger import Ledger
 from fedspa.agent.ledger.report import export
 from fedspa.errors import ConfigError
 from fedspa.privacy.accounting import epsilon as priced
-from fedspa.runs.halving import SEARCHED, Halving
+from fedspa.runs.halving import SEARCHED, Halving, Turn
 from fedspa.runs.rundir import Stopped, ledger_of
 from fedspa.server.coordinator import Diverged
 from fedspa.server.optimizers import ServerOptimizer, ServerState
@@ -57,36 +60,92 @@ def entries(folder: Path) -> list[dict[str, Any]]:
     return export(folder / "ledger.sqlite")["entries"]
 
 
+ROUNDS = 4 + 1 + 2 + 1  # two rungs, each with a round in which agents score
+
+
+def asking(out: Path, **sections: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """A small run of 10 rounds, 8 of them for trials. The server holds nothing out, so that agents score."""
+    wanted = {
+        "federation": {"rounds": 10},
+        "data": {"holdout": 0.0},
+        "tuning": {"candidates": CANDIDATES, "rounds": ROUNDS},
+    }
+    merged = {name: {**wanted.get(name, {}), **sections.get(name, {})} for name in {*wanted, *sections}}
+    return searching(out, **merged)
+
+
+def metrics(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text("utf-8").splitlines()]
+
+
+def check_guarantee(result: fedspa.RunResult, plain: dict[str, dict[str, Any]]) -> None:
+    """Each round, of trials and of scores too, is a participation in the one event of the run, and an ordinary run of
+    as many rounds has the very same guarantee."""
+    found = Counter(entry["message"] for entry in entries(result.folder))
+    assert found == {f"round-{t}": 3 for t in range(result.summary["rounds"])}
+    assert len({str(entry["event"]) for entry in entries(result.folder)}) == 1
+    assert all(entry["digest"] for entry in entries(result.folder))
+    other = fedspa.run(plain).summary
+    for key in ("epsilon", "noise_multiplier", "participations_max", "accountant"):
+        assert result.summary[key] == other[key]
+    assert recomputed(result.folder) == pytest.approx(result.summary["epsilon"])
+    assert recomputed(result.folder) <= EPSILON
+
+
 def test_every_round_of_every_trial_is_in_the_ledger_and_the_total_is_what_was_asked(tmp_path: Path) -> None:
     result = fedspa.run(searching(tmp_path / "run"))
     tuning, summary = result.summary["tuning"], result.summary
     tried = sorted(t for trial in tuning["trials"] for t in trial["rounds"])
     assert tried == list(range(6))
-    found = Counter(entry["message"] for entry in entries(result.folder))
-    assert found == {f"round-{t}": 3 for t in range(9)}
-    assert len({str(entry["event"]) for entry in entries(result.folder)}) == 1
-    assert all(entry["digest"] for entry in entries(result.folder))
-    # 27 turns of 6 agents: an ordinary run of nine rounds has the very same guarantee.
-    assert summary["participations_max"] == 5
-    plain = fedspa.run(searching(tmp_path / "plain", tuning={"candidates": None, "rounds": None})).summary
-    for key in ("epsilon", "noise_multiplier", "participations_max", "accountant"):
-        assert summary[key] == plain[key]
-    assert recomputed(result.folder) == pytest.approx(summary["epsilon"])
-    assert recomputed(result.folder) <= EPSILON
+    assert summary["participations_max"] == 5  # 27 turns of 6 agents
+    check_guarantee(result, searching(tmp_path / "plain", tuning={"candidates": None, "rounds": None}))
+
+
+def test_a_round_of_scores_is_a_round_like_any_other(tmp_path: Path) -> None:
+    result = fedspa.run(asking(tmp_path / "run"))
+    tuning = result.summary["tuning"]
+    assert (tuning["scored_by"], tuning["rounds"]) == ("agents", ROUNDS)
+    assert tuning["scoring"]["rounds"] == [4, 7]
+    assert sorted(t for trial in tuning["trials"] for t in trial["rounds"]) == [0, 1, 2, 3, 5, 6]
+    lines = metrics(tmp_path / "run")
+    assert [t for t, line in enumerate(lines) if line["trials"] is not None] == [4, 7]
+    assert list(lines[4]["trials"]) == ["0", "1", "2", "3"]
+    assert len(lines[7]["trials"]) == 2
+    best = max(lines[7]["trials"], key=lines[7]["trials"].get)
+    assert tuning["choice"] == int(best)
+    check_guarantee(result, asking(tmp_path / "plain", tuning={"candidates": None, "rounds": None}))
+
+
+def test_agents_choose_what_they_score_highest(tmp_path: Path) -> None:
+    """With hardly any noise: the counts are those of the agents' own records, and the best of them goes on."""
+    privacy = {"noise_multiplier": 0.4, "epsilon": None, "clip_value": 1.0}
+    still = {"algorithm.server": "average", "algorithm.server_lr": 1e-6}
+    better = {"algorithm.server": "average", "algorithm.server_lr": 2.0}
+    tuning = {"candidates": [still, better], "rounds": 3}
+    result = fedspa.run(asking(tmp_path / "run", privacy=privacy, tuning=tuning))
+    stated = metrics(tmp_path / "run")[2]["trials"]
+    assert stated["1"] > stated["0"] + 0.1
+    assert result.summary["tuning"]["choice"] == 1
+    # What agents say of the model is near to what the server's test records say of it.
+    assert stated["1"] == pytest.approx(metrics(tmp_path / "run")[1]["accuracy"], abs=0.1)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(2))
-def test_killed_anywhere_in_the_search_it_ends_as_if_never_killed(tmp_path: Path, seed: int) -> None:
-    refuse_a_difference(lambda folder: searching(folder), tmp_path, random.Random(seed))
-
-
-@pytest.mark.parametrize("t", [0, 3, 6])
-def test_a_trial_that_crashes_stays_paid_and_drawn_anew_is_paid_again(
-    tmp_path: Path, t: int, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("make", "seed"), [(searching, 0), (searching, 1), (asking, 100)])
+def test_killed_anywhere_in_the_search_it_ends_as_if_never_killed(
+    tmp_path: Path, make: Callable[[Path], dict[str, Any]], seed: int
 ) -> None:
-    """With noise that must not repeat: the round's updates were seen, so both attempts count, and still fit in ε."""
-    config = searching(tmp_path / "run", privacy={"noise_multiplier": None, "epsilon": EPSILON, "noise": "secure"})
+    """By kill -9: no trial and no score is lost, made twice or missing in the ledger."""
+    refuse_a_difference(make, tmp_path, random.Random(seed))
+
+
+@pytest.mark.parametrize(("make", "t"), [(searching, 0), (searching, 3), (searching, 6), (asking, 4), (asking, 7)])
+def test_a_trial_that_crashes_stays_paid_and_drawn_anew_is_paid_again(
+    tmp_path: Path, make: Callable[..., dict[str, Any]], t: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With noise that must not repeat: the round's updates or scores were seen, so both attempts count, and still fit
+    in ε."""
+    config = make(tmp_path / "run", privacy={"noise_multiplier": None, "epsilon": EPSILON, "noise": "secure"})
     crash(config, t, monkeypatch)
     assert {entry["message"] for entry in entries(tmp_path / "run")} == {f"round-{r}" for r in range(t + 1)}
     result = fedspa.run(config, resume=tmp_path / "run")
@@ -142,29 +201,49 @@ def test_a_trial_that_diverges_does_not_end_the_search(tmp_path: Path, monkeypat
         fedspa.run(searching(tmp_path / "alone", tuning={"candidates": tuning["candidates"][:1], "rounds": None}))
 
 
+REFUSED: list[tuple[dict[str, Any], str]] = [
+    ({"tuning": {"candidates": [{"algorithm.batch": 5}]}}, "algorithm.batch cannot be tried"),
+    ({"tuning": {"candidates": [{"privacy.epsilon": 9.0}]}}, "privacy.epsilon cannot be tried"),
+    ({"tuning": {"candidates": [{"algorithm.ema": 2.0}]}}, "algorithm.ema is 2.0"),
+    ({"tuning": {"rounds": 5}}, "at least 6 rounds"),
+    ({"tuning": {"rounds": 12}}, "leave none to train"),
+    ({"tuning": {"candidates": None}}, "there are none"),
+    ({"data": {"holdout": 0.0}, "tuning": {"scored_by": "server"}}, "data.holdout is 0"),
+    ({"algorithm": {"schedule": "sqrt"}}, "algorithm.schedule 'sqrt'"),
+    ({"privacy": {"clip_rule": "quantile", "noise_multiplier": None, "epsilon": 3.0}}, "clip_rule is 'quantile'"),
+    (
+        {"algorithm": {"name": "fedavg", "compression": 1.0}, "privacy": {"noise_multiplier": None}},
+        "spends no budget",
+    ),
+]
+BY_AGENTS: list[tuple[dict[str, Any], str]] = [
+    ({"tuning": {"scored_by": "server"}}, "tuning.scored_by is 'server' and data.holdout is 0"),
+    ({"tuning": {"candidates": None, "rounds": None, "scored_by": "agents"}}, "tuning.scored_by is for"),
+    ({"tuning": {"rounds": 7}}, "at least 8 rounds"),
+    (
+        {**ALGORITHMS["cpsgd"], "privacy": {**ALGORITHMS["cpsgd"]["privacy"], "epsilon": None}},
+        "agents cannot score under algorithm 'cpsgd'",
+    ),
+    (
+        {
+            "algorithm": {"mask": "shared", "local_steps": 1, "batch": 240},
+            "privacy": {"adversary": "secure-aggregation"},
+        },
+        "privacy.adversary 'secure-aggregation'",
+    ),
+    ({"privacy": {"clip_rule": "quantile"}}, "clip_rule 'quantile'"),
+]
+
+
 @pytest.mark.parametrize(
-    ("sections", "word"),
-    [
-        ({"tuning": {"candidates": [{"algorithm.batch": 5}]}}, "algorithm.batch cannot be tried"),
-        ({"tuning": {"candidates": [{"privacy.epsilon": 9.0}]}}, "privacy.epsilon cannot be tried"),
-        ({"tuning": {"candidates": [{"algorithm.ema": 2.0}]}}, "algorithm.ema is 2.0"),
-        ({"tuning": {"rounds": 5}}, "at least 6 rounds"),
-        ({"tuning": {"rounds": 12}}, "leave none to train"),
-        ({"tuning": {"candidates": None}}, "there are none"),
-        ({"data": {"holdout": 0.0}, "tuning": {"scored_by": "server"}}, "data.holdout is 0"),
-        ({"algorithm": {"schedule": "sqrt"}}, "algorithm.schedule 'sqrt'"),
-        ({"privacy": {"clip_rule": "quantile", "noise_multiplier": None, "epsilon": 3.0}}, "clip_rule is 'quantile'"),
-        (
-            {"algorithm": {"name": "fedavg", "compression": 1.0}, "privacy": {"noise_multiplier": None}},
-            "spends no budget",
-        ),
-    ],
+    ("make", "sections", "word"),
+    [*((searching, *each) for each in REFUSED), *((asking, *each) for each in BY_AGENTS)],
 )
 def test_what_is_refused_is_refused_before_anything_is_written(
-    tmp_path: Path, sections: dict[str, Any], word: str
+    tmp_path: Path, make: Callable[..., dict[str, Any]], sections: dict[str, Any], word: str
 ) -> None:
     with pytest.raises(ConfigError, match=word.replace("(", r"\(")) as refused:
-        fedspa.run(searching(tmp_path / "run", **sections))
+        fedspa.run(make(tmp_path / "run", **sections))
     assert "\n" not in str(refused.value)
     assert not (tmp_path / "run").exists()
 
@@ -207,3 +286,28 @@ def test_what_a_proxy_run_saw_a_slow_starter_gain_counts_for_it() -> None:
     scores = [0.5, 0.4]
     assert Halving(2, 1).turn(scores, "accuracy").trial == 0
     assert Halving(2, 1, ((0.1,), (0.3,))).turn(scores, "accuracy").trial == 1
+
+
+@given(st.integers(1, 9), st.integers(0, 20), st.integers(1, 2), st.randoms(use_true_random=False))
+def test_each_rung_is_followed_by_its_scores(candidates: int, spare: int, scoring: int, chance: random.Random) -> None:
+    least = Halving(candidates, 1, scoring=scoring).rounds
+    halving = Halving.within(candidates, max(1, least + spare), scoring=scoring)
+    assert halving.rounds <= max(1, least + spare)
+    scores: list[Any] = []
+    turns: list[Turn] = []
+    for _ in range(halving.rounds):
+        turns.append(halving.turn(scores, "loss"))
+        last = turns[-1]
+        scores.append({c: chance.choice([None, chance.random()]) for c in last.left} if last.scoring else 0.5)
+    assert sum(turn.scoring for turn in turns) == scoring * len({turn.left for turn in turns})
+    for turn in turns:
+        assert turn.trial in turn.left
+    for before, after in pairwise(turns):
+        if len(after.left) < len(before.left):
+            assert before.scoring
+            assert len(after.left) == -(-len(before.left) // 2)
+            stated = scores[turns.index(after) - 1]
+            if scoring == 1 and all(stated[c] is not None for c in before.left):
+                assert sorted(after.left) == sorted(sorted(before.left, key=lambda c: -stated[c])[: len(after.left)])
+    if candidates > 1:
+        assert halving.turn(scores, "loss").left == (halving.turn(scores, "loss").trial,)

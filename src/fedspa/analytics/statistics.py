@@ -218,20 +218,10 @@ def spending(epsilon: float) -> list[str]:
     return ["privacy.noise_multiplier=none", f"privacy.epsilon={float(epsilon)}"]
 
 
-def expected(
-    config: Config,
-    *,
-    data: Dataset | None = None,
-    epsilon: float | None = None,
-    columns: Sequence[str] | None = None,
-    bins: int = 20,
-    by_class: bool = False,
-    shares: Mapping[str, float] | None = None,
-) -> Statistics:
-    """Return the errors to expect of such a release, before anything is spent: of sites as large as the largest, whose
-    records are spread evenly. No record has a part in the numbers."""
-    asked = release_config(config, release_options(columns, bins, by_class, shares), epsilon, None)
-    job = prepare(asked, data)
+def expected(asked: Config) -> Statistics:
+    """Return the errors to expect of a release with this config, before anything is spent: of sites as large as the
+    largest, whose records are spread evenly. No record has a part in the numbers."""
+    job = prepare(asked)
     task, plan, agents = job.server.model.task, job.plan, job.config.federation.agents
     assert isinstance(task, Totals)
     assert plan is not None

@@ -11,16 +11,12 @@ from glob import glob
 from importlib import resources
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 import typer
 
 from fedspa.cli.screen import AsJson, show_checks
 from fedspa.errors import ConfigError, os_errors_as, quoted, real_path
-
-if TYPE_CHECKING:
-    from fedspa.runs.config import Config
-    from fedspa.runs.rundir import RoundMetrics
 
 site = typer.Typer(help="A site: create its folder, check it, run its node, see its status.", no_args_is_help=True)
 server = typer.Typer(help="The server: create its folder, run it, train with it, see its status.", no_args_is_help=True)
@@ -326,48 +322,31 @@ def show_server(folder: ServerFolder, prometheus: Prometheus = None) -> None:
 
 
 class RoundPrinter:
-    """Prints a line for each round of a run that it has not printed yet."""
+    """Prints what it has not printed yet of a run: a line for each round, as `fedspa run` shows it, and at the end what
+    the run promises."""
 
     def __init__(self) -> None:
-        self._printed = 0
+        self._printed, self._ended = 0, False
 
     def __call__(self, folder: Path) -> None:
-        """Print the new rounds of a run that may not have begun."""
+        """Print the news of a run, which may not have begun."""
+        from fedspa.running import Progress
         from fedspa.runs.config import load
-        from fedspa.runs.guarantee import shown, shown_bytes
-        from fedspa.runs.rundir import label, read_metrics, shown_score
+        from fedspa.runs.guarantee import statement
+        from fedspa.runs.rundir import read_metrics, read_summary
 
         if not (folder / "metrics.jsonl").exists():
             return
         config, metrics = load(folder / "config.toml", own_code=False), read_metrics(folder / "metrics.jsonl")
+        rounds = config.federation.rounds
+        progress = Progress(config, lambda done, words: print(f"round {done} of {rounds}  {words}", flush=True))
+        progress.resumed(metrics[: self._printed])
         for each in metrics[self._printed :]:
-            spent = "" if each.epsilon is None else f", ε {shown(each.epsilon)} ({terms(config, each)})"
-            score = f"{label(each.headline)} {shown_score(each.headline, each.score)}"
-            number = f"round {each.round + 1} of {config.federation.rounds}"
-            print(f"{number}: {score}{spent}, {shown_bytes(each.uplink_bytes)}", flush=True)
+            progress.advance(each)
         self._printed = len(metrics)
-
-
-def terms(config: Config, metrics: RoundMetrics) -> str:
-    """Return what the ε of a round is relative to."""
-    from fedspa.mechanisms.base import relation
-    from fedspa.privacy.budget import AGAINST_ALL, shown
-    from fedspa.privacy.event import PLD
-    from fedspa.runs.config import cohort_of
-    from fedspa.runs.guarantee import observer
-
-    privacy = config.privacy
-    caveat = "" if metrics.private else "NOT PRIVATE, "
-    if privacy.noise == "seeded":
-        caveat = "NOT PRIVATE: SEEDED NOISE, "
-    neighbours = relation(privacy.neighbours, privacy.sampling)
-    unit = "record" if config.data.person is None else "person"
-    of = f"{caveat}for each {unit}, δ = {privacy.delta:g}, {neighbours}, {privacy.sampling} sampling, {PLD}"
-    cohort = cohort_of(config)
-    if cohort is None:
-        return of
-    whom = observer({"members": cohort.members, "colluders": cohort.colluders})
-    return f"{of}, against {whom}; worst case {shown(metrics.epsilon_worst_case)} {AGAINST_ALL}"
+        if not self._ended and (summary := read_summary(folder)) is not None:
+            print(f"guarantee: {statement(summary)}", flush=True)
+            self._ended = True
 
 
 def require_flower() -> None:

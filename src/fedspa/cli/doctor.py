@@ -5,14 +5,12 @@ Every heavy import waits inside its check: a package that is missing or broken i
 
 from __future__ import annotations
 
-import json
 import os
 import platform
 import tempfile
 import time
 import warnings
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, replace
 from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
@@ -20,14 +18,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fedspa.cli.screen import AsJson, show, show_checks
+from fedspa.cli.screen import AsJson, show_checks
 from fedspa.errors import Check, ConfigError, run_checks
 
 if TYPE_CHECKING:
     from torch import nn
 
     from fedspa.data.dataset import Dataset
-    from fedspa.learning.layers import Problem
     from fedspa.runs.config import Config
 
 # What each extra installs first, by the names of package and module.
@@ -75,13 +72,7 @@ def doctor(
             raise ConfigError("--set, --shape and --classes require --model; name a model")
         show_checks("fedspa", check_machine(), as_json)
         return
-    diagnosis = diagnose(model, overrides or [], shape, classes)
-    if as_json:
-        print(json.dumps({"valid": diagnosis.valid, **asdict(diagnosis)}, allow_nan=False))
-    else:
-        _print(diagnosis)
-    if not diagnosis.valid:
-        raise typer.Exit(1)
+    show_checks(model, diagnose(model, overrides or [], shape, classes), as_json)
 
 
 def check_machine() -> list[Check]:
@@ -159,30 +150,7 @@ def _quickstart() -> Iterator[Check]:
     yield Check("quickstart", True, f"one round in {time.monotonic() - started:.1f} s, engine {summary['engine']}")
 
 
-@dataclass(frozen=True)
-class Diagnosis:
-    """What a run would do with a model. `engine` and what follows are None or empty if the model is refused; `passed`
-    maps each faster engine to the reason why it cannot train the model."""
-
-    model: str
-    data: str
-    examples: str
-    trained: int
-    frozen: int
-    problems: list[Problem]
-    device: str
-    batch: int
-    engine: str | None = None
-    why: str | None = None
-    passed: dict[str, str] | None = None
-    hints: tuple[str, ...] = ()
-
-    @property
-    def valid(self) -> bool:
-        return not any(problem.unsound for problem in self.problems)
-
-
-def diagnose(source: str, overrides: list[str], shape: str | None, classes: int | None) -> Diagnosis:
+def diagnose(source: str, overrides: list[str], shape: str | None, classes: int | None) -> list[Check]:
     """Try a model as a run would. `source` is a config file, or a model as in `model.name` with the quickstart's
     settings."""
     from fedspa.cli.suggest import sides_of
@@ -210,32 +178,27 @@ def diagnose(source: str, overrides: list[str], shape: str | None, classes: int 
     if not problems:
         require_fit(FlatModel(module, task), like, f"model.name = {name!r}")
         problems = trial(module, like, task).problems
-    diagnosis = Diagnosis(
-        model=name,
-        data=data.name,
-        examples=layout(like.x),
-        trained=_count_parameters(module, trained=True),
-        frozen=_count_parameters(module, trained=False),
-        problems=problems,
-        device=config.run.device,
-        batch=config.algorithm.batch,
-    )
-    if not diagnosis.valid:
-        return diagnosis
+    trained, frozen = (_count_parameters(module, trained=trained) for trained in (True, False))
+    checks = [
+        Check("model", None, f"{name}: d = {trained:,} parameters" + (f", {frozen:,} frozen" if frozen else "")),
+        Check("records", None, f"{layout(like.x)} (data {data.name!r})"),
+        *(Check("problem", False, str(problem), required=problem.unsound) for problem in problems),
+    ]
+    if any(problem.unsound for problem in problems):
+        return checks
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", MixingWarning)  # it is among the problems
             warnings.simplefilter("ignore", SeededNoiseWarning)
             choice = prepare(config, data).training.choice
     except Unsound as refused:
-        return replace(diagnosis, problems=[*diagnosis.problems, refused.problem])
-    return replace(
-        diagnosis,
-        engine=choice.engine,
-        why=choice.why,
-        passed={name: obstacle.reason for name, obstacle in choice.passed.items()},
-        hints=choice.hints,
-    )
+        return [*checks, Check("problem", False, str(refused.problem))]
+    return [
+        *checks,
+        Check("engine", True, f"{choice.engine} on {config.run.device}: {choice.why}"),
+        *(Check(f"not {engine}", None, unsupported.reason) for engine, unsupported in choice.passed.items()),
+        *(Check("faster", None, hint) for hint in choice.hints),
+    ]
 
 
 def _count_parameters(module: nn.Module, *, trained: bool) -> int:
@@ -253,29 +216,3 @@ def _synthetic(config: Config, sides: tuple[int, ...], classes: int) -> Dataset:
     x = torch.rand(records, *sides, generator=torch.Generator().manual_seed(0))
     y = torch.arange(len(x)) % classes
     return from_arrays(x, y, x[:classes], y[:classes], name="synthetic", classes=classes)
-
-
-def _print(diagnosis: Diagnosis) -> None:
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
-    frozen = f", {diagnosis.frozen:,} frozen" if diagnosis.frozen else ""
-    rows = [
-        ("model", f"{diagnosis.model}: d = {diagnosis.trained:,} parameters{frozen}"),
-        ("records", f"{diagnosis.examples} (data {diagnosis.data!r})"),
-        *(("check", str(problem)) for problem in diagnosis.problems),
-    ]
-    if not diagnosis.problems:
-        rows.append(("check", "passed"))
-    if diagnosis.engine is None:
-        rows.append(("engine", "none: a run refuses this model"))
-    else:
-        rows.append(("engine", f"{diagnosis.engine} on {diagnosis.device}: {diagnosis.why}"))
-        rows += [("faster", hint) for hint in diagnosis.hints]
-    table = Table(box=None, show_header=False)
-    table.add_column(no_wrap=True)
-    table.add_column(overflow="fold")
-    for topic, detail in rows:
-        table.add_row(topic, Text(detail))  # not as markup: a layer's name may look like it
-    show(table, Console(highlight=False))

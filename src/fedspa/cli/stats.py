@@ -52,15 +52,8 @@ def stats(
     Each agent pays once, whatever the number of columns. --plan shows what to expect before anything is spent.
     """
     from fedspa import configs
-    from fedspa.analytics.statistics import (
-        NO_EPSILON,
-        Statistics,
-        expected,
-        loaded,
-        release_config,
-        release_options,
-        statistics,
-    )
+    from fedspa.analytics.statistics import NO_EPSILON, Statistics, expected, loaded, release_config, release_options
+    from fedspa.running import run
     from fedspa.runs.config import to_toml
 
     if plan and (write_schema or write_config or to_csv):
@@ -76,18 +69,16 @@ def stats(
         config = loaded(source, epsilon)
         names = None if columns is None else [name.strip() for name in columns.split(",")]
         shares = dict(map(_share, share or ()))
+        asked = release_config(config, release_options(names, bins, by_class, shares), epsilon, out)
         if release_only is not None:
-            asked = release_config(config, release_options(names, bins, by_class, shares), epsilon, out)
             release_only.write_text(to_toml(asked), "utf-8")
             print(f"{release_only} written; nothing was spent")
             return
         if plan:
-            found = expected(config, epsilon=epsilon, columns=names, bins=bins, by_class=by_class, shares=shares)
+            found = expected(asked)
         else:
             warnings.simplefilter("ignore", FedspaWarning)  # the notes below say the same
-            found = statistics(
-                config, epsilon=epsilon, columns=names, bins=bins, by_class=by_class, shares=shares, out=out
-            )
+            found = Statistics.load(run(asked, progress=False).folder)
     # What was paid for is shown first: a file that cannot be written may end the command.
     if as_json:
         print(found.to_json())

@@ -76,8 +76,6 @@ def tune(
     from rich.console import Console
 
     from fedspa.report.tables import format_settings
-    from fedspa.runs.guarantee import shown
-    from fedspa.runs.rundir import RoundMetrics, shown_score
     from fedspa.tuning.tune import ProxyRun, tune
 
     screen = Console(stderr=True)
@@ -90,28 +88,12 @@ def tune(
             score = "diverged" if found.score is None else f"{found.score:.4f}"
             screen.print(f"proxy run {count:>3}  {score}  {format_settings(found.settings)}", highlight=False)
 
-    def advance(metrics: RoundMetrics) -> None:
-        if screen.is_terminal:
-            spent = "" if metrics.epsilon is None else f"  ε {shown(metrics.epsilon)}"
-            score = shown_score(metrics.headline, metrics.score)
-            screen.print(
-                f"round {metrics.round + 1:>3} of {settings.federation.rounds}  {score}{spent}", highlight=False
-            )
-
     with running.stoppable(screen, "after this round, or this round of a proxy run") as asked:
         if resume is not None:
-            result = tune(settings, resume=resume, progress=False, on_round=advance, stop=asked)
+            result = tune(settings, resume=resume, stop=asked)
         else:
-            result = tune(
-                settings,
-                share=share,
-                proxy=proxy,
-                space=_space(space or ()),
-                on_proxy=compared,
-                progress=False,
-                on_round=advance,
-                stop=asked,
-            )
+            wanted = _space(space or ())
+            result = tune(settings, share=share, proxy=proxy, space=wanted, on_proxy=compared, stop=asked)
     if as_json:
         print(json.dumps(result.summary, allow_nan=False))
     else:
