@@ -241,12 +241,10 @@ _LARGEST = 100_000  # of a file of counts
 
 @dataclass
 class Answers:
-    """How a site's messages were answered. `last` is when the last payload was sent, in seconds
-    since 1970; 0 for never."""
+    """How a site's messages were answered."""
 
     payloads: int = 0
     payload_bytes: int = 0
-    last: float = 0.0
     refusals: dict[str, int] = field(default_factory=dict)
 
 
@@ -275,7 +273,6 @@ def count_answer(node: Mapping[str, Any], answer: bytes | str) -> None:
             if isinstance(answer, bytes):
                 found.payloads += 1
                 found.payload_bytes += len(answer)
-                found.last = time.time()
             else:
                 found.refusals[answer] = found.refusals.get(answer, 0) + 1
             file.seek(0)
@@ -289,7 +286,7 @@ def _parse_answers(text: str) -> Answers:
     with suppress(ValueError, TypeError, KeyError, AttributeError):
         found = json.loads(text)
         refusals = {str(code): int(times) for code, times in found["refusals"].items()}
-        return Answers(int(found["payloads"]), int(found["payload_bytes"]), float(found["last"]), refusals)
+        return Answers(int(found["payloads"]), int(found["payload_bytes"]), refusals)
     return Answers()
 
 

@@ -260,7 +260,7 @@ def _other_terms(summary: Mapping[str, Any]) -> str:
         found += f"ε = {shown(summary['epsilon_replace_one'])}."
     if summary["epsilon_total"] is not None:
         colluders = worst = ""
-        if summary.get("members") or summary.get("epsilon_total_worst_case") is not None:  # some runs were aggregated
+        if _sums_in_ledger(summary):
             colluders = " with up to the colluding agents of each run"
             worst = f", and ε = {shown(summary['epsilon_total_worst_case'])} {AGAINST_ALL}"
         found += (
