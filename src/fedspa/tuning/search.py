@@ -19,7 +19,7 @@ from fedspa import durable
 from fedspa.errors import ConfigError
 from fedspa.mechanisms import Plan
 from fedspa.runs.config import Config, algorithm_of
-from fedspa.runs.defaults import walk_of
+from fedspa.runs.defaults import rounds_with, walk_of
 from fedspa.runs.halving import Settings, settled
 
 Value = bool | int | float | str
@@ -207,4 +207,5 @@ def _reach(config: Config, plan: Plan) -> float:
     clip, p = config.privacy.clip_value, algorithm.compression if isinstance(algorithm.compression, float) else 1.0
     norm = clip if config.privacy.clip == "l2" else clip * math.sqrt(plan.active)
     momentum = algorithm.server_options.beta1 if algorithm.server == "momentum" else 0.0
-    return walk_of(rounds, algorithm.local_steps, algorithm.local_lr, algorithm.server_lr, p, norm, momentum)
+    counted = rounds_with(momentum, rounds)
+    return walk_of(counted, algorithm.local_steps, algorithm.local_lr, algorithm.server_lr, p, norm)
