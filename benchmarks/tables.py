@@ -435,6 +435,52 @@ def local_optimizers() -> str:
     return origin(result["provenance"]) + markdown(["accuracy, %", "plain steps", "Adam"], rows)
 
 
+def lora_noise() -> str:
+    """The loss that noise adds on B, and on both factors."""
+    result = kept("lora")
+    rows = []
+    for part, on_b in result["runs"].items():
+        what, *numbers, kind = part.split(", ")
+        if what == "noise" and kind == "B":
+            both = result["runs"][", ".join([what, *numbers, "A and B"])]
+            rows.append([*numbers, f"{on_b:.3f}", f"{both:.3f}", f"{both / on_b:.1f}"])
+    return origin(result["provenance"]) + markdown(["rank", "ν", "on B", "on A and B", "ratio"], rows)
+
+
+def lora_training() -> str:
+    """What training wins with B alone, and with both factors."""
+    rows = [
+        [
+            f"ε = {part.split(', ')[1]}",
+            part.split(", ")[2],
+            f"{found['dimension']:,}",
+            f"{found['rate']:g}",
+            f"{found['mean']:.3f} ± {found['half_interval']:.3f}",
+        ]
+        for part, found in kept("lora")["runs"].items()
+        if part.startswith("training")
+    ]
+    return markdown(["", "trained", "d", "rate", "fall of the loss"], rows)
+
+
+def large_bodies() -> str:
+    """A private step of adapters on large frozen bodies, on one GPU."""
+    result = kept("large-bodies")
+    rows = []
+    for part, found in result["runs"].items():
+        body, contender = part.split()
+        if "failed" in found:
+            reason = textwrap.shorten(found["failed"].replace("|", "\\|"), 120, placeholder=" …")
+            rows.append([body, contender, f"does not run: {reason}", "–"])
+        else:
+            rows.append([body, contender, f"{found['ms_per_agent_step']:.1f}", f"{found['peak_mib'] / 1024:.1f}"])
+    return (
+        f"{result['settings']['device']}. "
+        + origin(result["provenance"])
+        + markdown(["frozen body", "", "ms per agent-step", "peak memory, GiB"], rows)
+    )
+
+
 def standardising() -> str:
     """Adult by public ranges and by released statistics."""
     result = kept("standardising")
@@ -523,6 +569,9 @@ TABLES: dict[str, tuple[str, Callable[[], str]]] = {
     "defaults": ("docs/tuning.md", defaults),
     "statistics-adult": ("docs/statistics.md", statistics_of_adult),
     "sst2": ("docs/fine-tuning.md", sst2),
+    "lora-noise": ("docs/fine-tuning.md", lora_noise),
+    "lora-training": ("docs/fine-tuning.md", lora_training),
+    "large-bodies": ("docs/fine-tuning.md", large_bodies),
     "local-optimizers": ("docs/tuning.md", local_optimizers),
     "standardising": ("docs/statistics.md", standardising),
     "evaluation-adult": ("docs/statistics.md", evaluation_of_adult),

@@ -49,23 +49,17 @@ LOCAL_STEPS = 5
 
 
 def walk_of(
-    rounds: int,
-    local_steps: int,
-    local_lr: float,
-    server_lr: float,
-    compression: float,
-    clip_norm: float,
-    momentum: float = 0.0,
+    rounds: float, local_steps: int, local_lr: float, server_lr: float, compression: float, clip_norm: float
 ) -> float:
-    """Return the farthest that θ can get by the mean of clipped gradients, of norm `clip_norm` on a share p of it."""
-    steps = local_steps * rounds_with(momentum, rounds)
-    return steps * local_lr * server_lr * math.sqrt(compression) * clip_norm
+    """Return the farthest that θ can get by the mean of clipped gradients, of norm `clip_norm` on a share p of it.
+    `rounds` count as `rounds_with` momentum says."""
+    return rounds * local_steps * local_lr * server_lr * math.sqrt(compression) * clip_norm
 
 
 def rounds_with(momentum: float, rounds: int) -> float:
     """Return how many equal updates momentum makes of one in each round: a round's update counts 1 + β + β² + … up to
     the last round."""
-    return sum((1 - momentum**left) / (1 - momentum) for left in range(1, rounds + 1))
+    return (rounds - momentum * (1 - momentum**rounds) / (1 - momentum)) / (1 - momentum)
 
 
 def noise_to_signal(noise: float, dimension: int, batch: int, uploads: int, local_steps: int) -> float:
@@ -92,13 +86,14 @@ def first_settings(
     reach = {beta: LARGEST_STEP * plan.local_steps * rounds_with(beta, rounds) for beta in momenta}
     walk = min(farthest, noise / ratio, max(reach.values()))
     momentum = next(beta for beta in momenta if reach[beta] >= walk)
+    counted = rounds_with(momentum, rounds)
     share = plan.active / plan.dimension
     scale = 1.0 if plan.clip == "l2" else math.sqrt(plan.active)
     norm = CLIP * math.sqrt(share) if clip_value is None else clip_value * scale
     return {
         "algorithm.server": "momentum" if momentum else "average",
         **({"algorithm.server_options.beta1": momentum} if momentum else {}),
-        "algorithm.server_lr": figure(walk / walk_of(rounds, plan.local_steps, local_lr, 1.0, share, norm, momentum)),
+        "algorithm.server_lr": figure(walk / walk_of(counted, plan.local_steps, local_lr, 1.0, share, norm)),
         "algorithm.ema": EMA,
         "privacy.clip_value": figure(norm / scale),
     }

@@ -25,6 +25,7 @@ _SHOWN = (
     *("federation.agents", "federation.rounds", "federation.per_round", "algorithm.compression", *FOLLOWING),
     *("privacy.epsilon", "privacy.noise_multiplier", "privacy.delta", "privacy.neighbours"),
 )
+_SECTIONS = ("federation.", "algorithm.", "privacy.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,8 +102,9 @@ def _suggestion(config: Config, plan: Plan, smallest: str | None = None) -> Sugg
     federation, values = config.federation, flat(config)
     uploads = federation.rounds * federation.per_round
     ratio = noise_to_signal(plan.noise_multiplier, plan.dimension, plan.batch, uploads, plan.local_steps)
+    keys = [key for key in dict.fromkeys((*_SHOWN, *config.run.chosen)) if values[key] is not None]
     return Suggestion(
-        {key: values[key] for key in dict.fromkeys((*_SHOWN, *config.run.chosen)) if values[key] is not None},
+        {key: values[key] for section in _SECTIONS for key in keys if key.startswith(section)},
         plan.dimension,
         plan.participations,
         plan.noise_multiplier,
