@@ -359,20 +359,18 @@ def recovery() -> str:
     return origin(result["provenance"]) + markdown([*head[:2], f"without recovery, {head[2]}"], rows)
 
 
-def defaults() -> str:
-    """Mean score of each arm over the seeds; – where it was not measured."""
-    result = kept("defaults")
-
-    def mean(part: str, epsilon: str) -> str:
-        scores = result["scores"].get(part)
-        return "–" if scores is None else f"{statistics.mean(scores[epsilon]):.3f}"
-
-    arms = ("default", "sums", "tuned")
+def defaults(name: str, *arms: str) -> str:
+    """Mean score of each arm over the seeds, of the tasks that have all of them."""
+    result = kept(name)
     rows = []
-    for name, described in result["settings"]["tasks"].items():
-        if f"{name} default" in result["scores"]:
-            cells = [" / ".join(mean(f"{name} {arm}", epsilon) for arm in arms) for epsilon in ("1", "3", "8")]
-            rows.append([f"{name}, {described}", *cells, mean(f"{name} fedavg", "1")])
+    for task, described in result["settings"]["tasks"].items():
+        found = [result["scores"].get(f"{task} {arm}") for arm in (*arms, "fedavg")]
+        if None not in found:
+            *cells, ceiling = (
+                {epsilon: f"{statistics.mean(each):.3f}" for epsilon, each in arm.items()} for arm in found
+            )
+            by_epsilon = (" / ".join(cell[epsilon] for cell in cells) for epsilon in ("1", "3", "8"))
+            rows.append([f"{task}, {described}", *by_epsilon, ceiling["1"]])
     header = [" / ".join(arms), "ε = 1", "ε = 3", "ε = 8", "FedAvg, without privacy"]
     return origin(result["provenance"]) + markdown(header, rows)
 
@@ -566,7 +564,8 @@ TABLES: dict[str, tuple[str, Callable[[], str]]] = {
     "zoo-reasons": ("docs/models.md", zoo_reasons),
     "scale": ("benchmarks/speed.md", scale),
     "peers": ("docs/engines.md", peers),
-    "defaults": ("docs/tuning.md", defaults),
+    "defaults": ("docs/tuning.md", lambda: defaults("defaults", "default", "sums")),
+    "defaults-tuned": ("docs/tuning.md", lambda: defaults("defaults-tuned", "default", "tuned")),
     "statistics-adult": ("docs/statistics.md", statistics_of_adult),
     "sst2": ("docs/fine-tuning.md", sst2),
     "lora-noise": ("docs/fine-tuning.md", lora_noise),
