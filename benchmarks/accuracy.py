@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from fedspa.privacy.budget import shown
+from fedspa.privacy.event import shown
 from intervals import half_interval, shown_spread
 
 sys.path.append(str(Path(__file__).parents[1]))  # of a script in this folder, the repository's root is no path

@@ -23,7 +23,7 @@ from typing import Any
 import fedspa
 from ending import ends_with_children
 from fedspa import configs
-from fedspa.privacy.budget import shown_digits
+from fedspa.privacy.event import shown_digits
 from fedspa.runs.config import load
 from intervals import half_interval, largest
 from provenance import commit, hardware

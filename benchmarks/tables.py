@@ -19,7 +19,7 @@ from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 from typing import Any
 
-from fedspa.privacy.budget import shown_digits
+from fedspa.privacy.event import shown_digits
 from intervals import half_interval
 from sentences import SENTENCES
 
@@ -193,13 +193,12 @@ def gpu_steps() -> str:
         rows.append([
             f"{row['title']} ({row['dimension']:,})",
             spread({key: row[f"{key}_ms"] for key in ("median", "lowest", "highest")}),
-            figure(row["in_a_run_ms"]) if "in_a_run_ms" in row else "–",
             figure(row["busy_us"] / 1e3 / row["agents"]),
             str(row["kernels"]),
             f"{figure(times[best])} ({CONTENDERS.get(best, best)})",
             figure(times[best] / row["median_ms"]),
         ])  # fmt: skip
-    head = ["", "ms", "in a run, ms", "GPU busy, ms", "kernels of a step", "best Opacus, ms", "ratio"]
+    head = ["", "ms", "GPU busy, ms", "kernels of a step", "best Opacus, ms", "ratio"]
     return f"{result['settings']['device']}: " + origin(result["provenance"]) + markdown(head, rows)
 
 

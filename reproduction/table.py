@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from fedspa.algorithms import ALGORITHMS
-from fedspa.runs.guarantee import shown
+from fedspa.privacy.event import shown
 from intervals import shown_spread
 from reproduction import cells, rows
 from reproduction.rows import TRIAL_KINDS, Row, TableSpec, TrialKind

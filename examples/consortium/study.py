@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import fedspa
-from fedspa.runs.guarantee import shown
+from fedspa.privacy.event import shown
 
 TABLES = Path(__file__).resolve().parents[1] / "hospital-tables"  # whose columns and synthetic patients are used here
 sys.path.insert(0, str(TABLES))

@@ -20,7 +20,7 @@ import numpy as np
 from hospital.records import SITES, of_site
 from loopback import BIN, Deployment
 
-from fedspa.runs.guarantee import shown
+from fedspa.privacy.event import shown
 
 HERE = Path(__file__).resolve().parent
 # What each site's records may ever pay. One run costs at most ε = 3: the west agrees to one and not to two.

@@ -18,7 +18,7 @@ from hospital.records import PER_SITE, SITES
 from loopback import BIN, Deployment
 from run import HERE, POLICY, clock, fresh, lines, set_up, wait_for_rounds
 
-from fedspa.runs.guarantee import shown
+from fedspa.privacy.event import shown
 
 # The noise of two sites must count, and what is left if all others are with the server is capped, too.
 TRUST = POLICY + "min_honest = 2\nmax_worst_case = 15.0\n"

@@ -19,11 +19,12 @@ from fedspa.data.dataset import Dataset
 from fedspa.errors import ConfigError, RunWarning, SeededNoiseWarning, quoted, warn
 from fedspa.learning.forward import torch_threads
 from fedspa.learning.tasks import Loss, Metric
+from fedspa.privacy.event import shown
 from fedspa.report import ReportWriter
 from fedspa.result import RunResult
 from fedspa.runs import config as configs
 from fedspa.runs.config import Config
-from fedspa.runs.guarantee import SEEDED, SEEDED_NOISE, shown, shown_bytes
+from fedspa.runs.guarantee import SEEDED, SEEDED_NOISE, shown_bytes
 from fedspa.runs.identity import digests_of, facts, record_inputs
 from fedspa.runs.local import LocalTransport
 from fedspa.runs.loop import Observer, RunState, Start, train

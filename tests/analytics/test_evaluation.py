@@ -20,9 +20,9 @@ from fedspa.cli import app
 from fedspa.data.dataset import Dataset
 from fedspa.errors import ConfigError, DataError
 from fedspa.learning.tasks.base import auc
+from fedspa.privacy.event import shown
 from fedspa.report import render
 from fedspa.report.record import promise, read
-from fedspa.runs.guarantee import shown
 from fedspa.runs.setup import holdings_of, prepare
 
 AGENTS = 3

@@ -290,7 +290,7 @@ def test_the_sums_of_a_fedspa_config(tmp_path: Path) -> None:
 @pytest.mark.long
 @both
 def test_false_alarms_of_sums_come_no_oftener_than_stated(mechanism: str) -> None:
-    """As in test_audit.py: 100 audits with α = 0.1 for each question."""
+    """100 audits with α = 0.1 for each question."""
     alarms: Counter[str] = Counter()
     for seed in range(100):
         alarms.update(failed(sum_questions(replace(SETTING, seed=seed), summed(mechanism)), 0.1))

@@ -13,7 +13,7 @@ from fedspa.mechanisms.base import Cohort, PlanRequest
 from fedspa.mechanisms.discrete_gaussian.plan import FINE, SIGMA, calibrated, stretch
 from fedspa.mechanisms.gaussian.plan import noise_multiplier
 from fedspa.privacy import accounting
-from fedspa.runs.guarantee import shown
+from fedspa.privacy.event import shown
 from fedspa.secagg.session import Session
 from reproduction.cpsgd_theorem import published_epsilon
 

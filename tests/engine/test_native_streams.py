@@ -66,7 +66,7 @@ def test_batches_are_those_of_python(
 @every_level
 def test_the_far_tail_is_that_of_python(level: Level, monkeypatch: pytest.MonkeyPatch) -> None:
     """Words that no test ever draws: the smallest radii, whose last bits are the angle's. What accountants assume of
-    the end of the noise (`mechanisms/gaussian/tail.py`) holds for this sampler, too."""
+    the end of the noise (`mechanisms/gaussian/plan.py`) holds for this sampler, too."""
     radii = [0, 1, 2, 3, 2**11, 2**40, 2**53 + 1, 2**64 - 1]
     angles = [0, 1, 2, 1023, 2047, 2048, 2**64 - 1, 2**63 + 5]
     pairs = np.array([(radius, angle) for radius in radii for angle in angles], dtype=np.uint64)

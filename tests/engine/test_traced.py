@@ -90,6 +90,30 @@ def test_any_number_of_examples_in_blocks_of_any_size(name: str, blocks: int, mo
         assert torch.allclose(found, wanted[:count, coordinates], rtol=0, atol=1e-5 * float(wanted.abs().max()))
 
 
+@pytest.mark.parametrize("overwrite", [lambda b: torch.add(b, 100.0, out=b), lambda b: b.add_(100.0)])
+def test_what_is_copied_stays_when_its_source_is_overwritten(overwrite: Any) -> None:
+    """Copies that only put values in order are left out of a program, unless it overwrites anything, by `out=` too."""
+
+    class Overwrites(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.head = nn.Linear(4, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            b = torch.empty(4)
+            torch.arange(4.0, out=b)
+            copied = b.clone(memory_format=torch.contiguous_format)
+            overwrite(b)
+            return self.head(x * copied)  # type: ignore[no-any-return]
+
+    torch.manual_seed(0)
+    module, like = Overwrites(), Examples(torch.randn(6, 4), torch.tensor([0, 1, 2, 0, 1, 2]))
+    theta = FlatModel(module).flatten()
+    (block,) = traced(module, like).parts(theta, like.x, like.y, None, None)
+    wanted = FlatModel(module).per_example_gradients(theta, like.x, like.y)
+    assert torch.allclose(block.rows(), wanted, rtol=0, atol=1e-6)
+
+
 @pytest.mark.parametrize("name", ["residual", "transformer", "dict"])
 def test_the_mean_of_a_batch_as_fedavg_takes_it(name: str) -> None:
     agree(name, task(name, 1.0, steps=plain("fixed", 9, 3)))

@@ -21,7 +21,7 @@ from flwr.supercore.task_identity import TaskIdentity
 from fedspa.agent.ledger.report import export
 from fedspa.guard import Guard, flower_mod
 from fedspa.mechanisms.gaussian.plan import GaussianEvent
-from fedspa.privacy.budget import shown
+from fedspa.privacy.event import shown
 
 EVENT = GaussianEvent("poisson", 20, 200, 10, 2.0)
 POLICY = """

@@ -26,12 +26,10 @@ from fedspa.privacy.budget import (
     Total,
     admits,
     exceeded_limit,
-    shown,
-    shown_digits,
     total,
     worst_case_total,
 )
-from fedspa.privacy.event import Event, Neighbours
+from fedspa.privacy.event import Event, Neighbours, shown, shown_digits
 
 POISSON, FIXED = (GaussianEvent(sampling, 10, 600, 3, 2.0) for sampling in ("poisson", "fixed"))
 ROUNDED = BinomialEvent(10, 600, 1, 100, 2, 10_000)

@@ -23,12 +23,12 @@ from fedspa.cli import app
 from fedspa.errors import ConfigError
 from fedspa.mechanisms.gaussian.plan import GaussianEvent, GaussianPlan
 from fedspa.privacy.accounting import epsilon
+from fedspa.privacy.event import shown
 from fedspa.report import render, write
 from fedspa.report.charts import HEIGHT, LEFT, RIGHT, TOP, WIDTH, Axis, Figure, Line, by_round, nice_step, thinned
 from fedspa.report.record import promise, read
 from fedspa.running import run as simulate
 from fedspa.runs.config import load
-from fedspa.runs.guarantee import shown
 from fedspa.runs.setup import prepare
 
 HOSTILE = "</script><img src=x onerror=alert(1)>'\"&{{ 7*7 }}"
@@ -268,6 +268,9 @@ def test_several_runs_are_compared(runs: dict[str, Path], tmp_path: Path) -> Non
     assert "run.out" not in found.text[: found.text.index("All keys")]
     for name in runs:
         assert name in found.text
+    ids = re.findall(r'\bid="([^"]+)"', (tmp_path / "report.html").read_text("utf-8"))
+    assert ids
+    assert len(set(ids)) == len(ids)
 
 
 def test_each_attempt_at_a_round_counts(copy: Path) -> None:

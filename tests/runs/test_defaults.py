@@ -93,6 +93,7 @@ def test_momentum_takes_sums_as_far_as_noise_lets_them(epsilon: float, expected:
 
 def test_momentum_of_the_config_is_taken() -> None:
     assert rounds_with(0.5, 3) == pytest.approx(1 + 1.5 + 1.75)
+    assert rounds_with(1 - 1e-12, 50) == pytest.approx(50 * 51 / 2)
     sums = {"privacy": {"epsilon": 8.0, "adversary": "secure-aggregation"}}
     kept = prepare(load({**sums, "algorithm": {"mask": "shared", "server_options": {"beta1": 0.9}}})).config
     assert (kept.algorithm.server, kept.algorithm.server_options.beta1) == ("momentum", 0.9)

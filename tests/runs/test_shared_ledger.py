@@ -17,10 +17,10 @@ from fedspa.agent.ledger.report import summary
 from fedspa.cli import app
 from fedspa.data.dataset import Dataset
 from fedspa.privacy.accounting import epsilon
+from fedspa.privacy.event import shown
 from fedspa.report import render
 from fedspa.report.record import promise, read
 from fedspa.runs import rundir
-from fedspa.runs.guarantee import shown
 
 
 def records(shift: float = 0.0, **more: Any) -> Dataset:

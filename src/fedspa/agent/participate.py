@@ -48,7 +48,8 @@ from fedspa.errors import (
     os_errors_as,
 )
 from fedspa.learning.forward import torch_threads
-from fedspa.privacy.budget import PrivacyBudget, shown
+from fedspa.privacy.budget import PrivacyBudget
+from fedspa.privacy.event import shown
 from fedspa.randomness.streams import NoiseMode, derive_key
 from fedspa.secagg import recovery
 from fedspa.secagg.keys import Roster, SecretKey

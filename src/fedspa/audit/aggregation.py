@@ -296,8 +296,7 @@ def _attack(whose: str, target: Summed, event: Event, sides: Iterable[Any], deta
     """Attack μ where the claim has one, else ε at δ = 0.1."""
     neighbours = target.plan.neighbours
     middle = 0.5 if neighbours == "add-remove" else 0.0
-    step = event.step
-    shift = None if step is None else step.gaussian_shift(neighbours)
+    shift = event.step.gaussian_shift(neighbours)
     if shift is not None:
         claimed = min(UNBOUNDED, shift)
         return threshold_attack(f"attack: μ, {whose}", "mu", claimed, list(sides), middle, mu_lower, detail)

@@ -230,8 +230,7 @@ _COLUMNS = ("agent", "unit", "runs", "rounds", "sent", "last (UTC)", "ε", "ε\n
 
 
 def _cells(agent: AgentSummary) -> list[str]:
-    from fedspa.privacy.budget import shown_left
-    from fedspa.runs.guarantee import shown
+    from fedspa.privacy.event import shown, shown_left
 
     return [
         agent.agent,
@@ -267,7 +266,7 @@ def _print(summary: LedgerSummary, warnings: list[str]) -> None:
 
     from fedspa.cli.screen import show as show_table
     from fedspa.privacy.budget import AGAINST_ALL
-    from fedspa.runs.guarantee import shown
+    from fedspa.privacy.event import shown
 
     screen, agents = Console(), summary.agents
     first = agents[0] if agents else None

@@ -59,7 +59,7 @@ def _show(rows: list[Comparison], setting: _Setting, *, asked: float | None) -> 
     from rich.console import Console
 
     from fedspa.cli.screen import show
-    from fedspa.privacy.budget import shown_digits
+    from fedspa.privacy.event import shown_digits
 
     screen = Console(highlight=False)
     first = rows[0]
@@ -79,7 +79,7 @@ def _show(rows: list[Comparison], setting: _Setting, *, asked: float | None) -> 
 def _table(rows: list[Comparison]) -> Table:
     from rich.table import Table
 
-    from fedspa.privacy.budget import shown_digits
+    from fedspa.privacy.event import shown_digits
 
     table = Table(box=None)
     for column, width in (("sampling", 8), ("neighbours", 11), ("accountant", 10)):

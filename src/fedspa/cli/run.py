@@ -110,10 +110,11 @@ def show(result: RunResult, screen: Console) -> None:
     from rich.table import Table
 
     from fedspa.cli.screen import show as show_table
+    from fedspa.privacy.event import shown
     from fedspa.running import not_private
     from fedspa.runs.config import load
     from fedspa.runs.defaults import chosen
-    from fedspa.runs.guarantee import shown, shown_bytes, statement
+    from fedspa.runs.guarantee import shown_bytes, statement
     from fedspa.runs.rundir import heading, label, ledger_of, shown_score
 
     name = result.summary["score"]

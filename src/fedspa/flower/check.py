@@ -36,9 +36,8 @@ from fedspa.flower.site import Site, bad_records, read_site
 from fedspa.flower.terms import VERSION
 from fedspa.flower.trainer import SiteExamples, Trainer, trainer_for
 from fedspa.learning.tasks.named import resolve
-from fedspa.privacy.event import noise_modes, seeded_warning
+from fedspa.privacy.event import noise_modes, seeded_warning, shown
 from fedspa.runs import identity
-from fedspa.runs.guarantee import shown
 from fedspa.secagg.keys import fingerprint
 
 logger = logging.getLogger("fedspa.agent")

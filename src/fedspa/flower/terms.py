@@ -292,8 +292,8 @@ def _algorithm(name: object, adversary: object) -> Algorithm:
 
 
 class ExchangeRecord(Section):
-    """The keys of a question about a sum that is recovered (agent/member.py). `session` is empty but in simulations,
-    whose agents keep nothing."""
+    """The keys of a question about a sum that is recovered (agent/participate.py). `session` is empty but in
+    simulations, whose agents keep nothing."""
 
     run: Annotated[str, Field(pattern="^[0-9a-f]{32}$")]
     number: Index

@@ -30,8 +30,8 @@ from fedspa.agent.ledger.ledger import Ledger, check_name
 from fedspa.agent.policy import Policy, PolicyRefusal
 from fedspa.errors import BudgetError, ConfigError, LedgerError, PrivacyError, quoted
 from fedspa.mechanisms.gaussian.plan import GaussianEvent
-from fedspa.privacy.budget import PrivacyBudget, Total, admits, shown
-from fedspa.privacy.event import MOST, Event, Neighbours, NoiseMode, Sampling, Unit, noise_modes, seeded_warning
+from fedspa.privacy.budget import PrivacyBudget, Total, admits
+from fedspa.privacy.event import MOST, Event, Neighbours, NoiseMode, Sampling, Unit, noise_modes, seeded_warning, shown
 
 # Stands where an agent's own entry has the digest of its update. What a guarded body lets out is not seen here, so each
 # entry counts as released from the moment that its body may run.

@@ -19,9 +19,6 @@ from typing import NamedTuple
 from fedspa.errors import PrivacyError
 from fedspa.privacy.accounting import last_that_fits
 from fedspa.privacy.event import Event, Neighbours, as_server_saw, check_one_unit, check_word
-from fedspa.privacy.event import shown as shown
-from fedspa.privacy.event import shown_digits as shown_digits
-from fedspa.privacy.event import shown_left as shown_left
 
 # What showed a total, for its reader.
 BY_FILTER = "rdp filter (plans chosen after releases)"
@@ -113,7 +110,7 @@ class FirstPlan(NamedTuple):
         return all(count <= self.seen[event] for event, count in as_server_saw(events).items())
 
     def epsilon(self, delta: float, neighbours: Neighbours) -> float:
-        """Return the ε of the whole plan, by PLD, or by the event's own accountant where it has one."""
+        """Return the ε of the whole plan."""
         from fedspa.privacy import accounting  # slow to import
 
         return accounting.epsilon(self.seen, delta, neighbours=neighbours)

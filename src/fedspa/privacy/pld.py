@@ -8,7 +8,7 @@ Composition multiplies Fourier transforms of the *exponentially tilted* masses. 
 distribution at ε, so that round-off is relative to δ rather than to 1, and ε stays an upper bound at δ = 1e-10 after
 10⁶ steps. What floating point and truncation may lose is added back: the returned ε is never below the true one.
 
-Loss distributions of one Gaussian step on a sample.
+The pairs of one Gaussian step on a sample are here, too.
 
 **Poisson**: each record takes part with chance q, on its own.
 
@@ -456,7 +456,7 @@ def _mixture(rate: float, shift: float, reach: float) -> tuple[Array, Array]:
 
 def mixture_loss(rate: float, shift: float, x: Array) -> Array:
     """ln(1 − q + q·r(x)), with full relative precision where it is near 0. At x = μ/2 it is 0 to the last bit: the grid
-    of `fixed_size` begins there, and would begin a cell too early below."""
+    of `FixedSize` begins there, and would begin a cell too early below."""
     log_ratio = shift * (x - shift / 2)
     if rate == 1:
         return log_ratio

@@ -14,8 +14,9 @@ from itertools import accumulate
 from typing import Any, Literal
 
 from fedspa.privacy.budget import AGAINST_ALL
+from fedspa.privacy.event import shown
 from fedspa.report.record import Promise, RunRecord
-from fedspa.runs.guarantee import is_seeded, observer, protected, shown, shown_bytes
+from fedspa.runs.guarantee import is_seeded, observer, protected, shown_bytes
 from fedspa.runs.rundir import LOWER, SHARES, RoundMetrics, heading, shown_score
 from fedspa.wire.payload import HEADER_BYTES
 
@@ -393,7 +394,7 @@ def epsilon(run: RunRecord, promise: Promise | None) -> Figure | None:
     )
 
 
-def agents(run: RunRecord, promise: Promise | None) -> Figure | None:
+def agents(run: RunRecord, promise: Promise | None, number: int) -> Figure | None:
     """Draw ε by agent at the end, a bar each; of many agents, those that spent most."""
     if promise is None or not promise.counts or promise.facts["epsilon"] is None:
         return None
@@ -406,7 +407,7 @@ def agents(run: RunRecord, promise: Promise | None) -> Figure | None:
     values = [promise.verified(counts[name]) for name in names]
     some = "" if len(counts) <= MOST_BARS and total <= MOST_BARS else f" The {len(names)} that spent most of {total}."
     return bars(
-        "agents",
+        f"agents-{number}",
         "ε by agent, at the end",
         f"{SIMULATED * is_seeded(facts)}"
         f"Verified, for each {protected(facts)}, at δ = {facts['delta']:g}, {facts['neighbours']}{_against(facts)}."

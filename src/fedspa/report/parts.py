@@ -9,20 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 from fedspa.errors import FedspaError
 from fedspa.privacy.budget import AGAINST_ALL, total
+from fedspa.privacy.event import shown
 from fedspa.report import charts, tables
 from fedspa.report.charts import Figure
 from fedspa.report.record import Promise, RunRecord, promise
 from fedspa.runs.defaults import chosen
-from fedspa.runs.guarantee import (
-    NO_PROMISE,
-    describe_guarantee,
-    is_seeded,
-    observer,
-    protected,
-    shown,
-    shown_bytes,
-    warnings,
-)
+from fedspa.runs.guarantee import NO_PROMISE, describe_guarantee, is_seeded, observer, protected, shown_bytes, warnings
 from fedspa.runs.rundir import heading, label, read_ending, shown_score
 
 if TYPE_CHECKING:
@@ -120,7 +112,7 @@ def _run(run: RunRecord, held: Promise | None, name: str, number: int) -> RunPar
         cards=[*_cards(run, held, found), *_evaluation_cards(run, evaluated)],
         statement=_statement(run, held),
         epsilons=tables.epsilons(held),
-        agents=charts.agents(run, held),
+        agents=charts.agents(run, held, number),
         ledger_note=tables.ledger_note(run),
         numbers=found or evaluated,
         by_class=tables.by_class(run),

@@ -9,10 +9,11 @@ from typing import Any
 from fedspa.agent.ledger.report import short
 from fedspa.data.columns import checked
 from fedspa.privacy.budget import AGAINST_ALL
+from fedspa.privacy.event import shown
 from fedspa.report import charts
 from fedspa.report.record import Promise, RunRecord
 from fedspa.runs.config import Config, flat
-from fedspa.runs.guarantee import ALL_RUNS, is_seeded, noise_kind, observer, protected, shown, shown_bytes
+from fedspa.runs.guarantee import ALL_RUNS, is_seeded, noise_kind, observer, protected, shown_bytes
 from fedspa.runs.halving import settled
 from fedspa.runs.rundir import AGENTS_SCORE, LOWER, heading, label, shown_score
 

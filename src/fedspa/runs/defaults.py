@@ -59,7 +59,7 @@ def walk_of(
 def rounds_with(momentum: float, rounds: int) -> float:
     """Return how many equal updates momentum makes of one in each round: a round's update counts 1 + β + β² + … up to
     the last round."""
-    return (rounds - momentum * (1 - momentum**rounds) / (1 - momentum)) / (1 - momentum)
+    return sum((rounds - number) * momentum**number for number in range(rounds))
 
 
 def noise_to_signal(noise: float, dimension: int, batch: int, uploads: int, local_steps: int) -> float:

@@ -11,8 +11,7 @@ from fedspa.errors import FedspaError, PrivacyError
 from fedspa.mechanisms import Plan
 from fedspa.privacy.accounting import epsilon
 from fedspa.privacy.budget import AGAINST_ALL, FirstPlan, total, worst_case_total
-from fedspa.privacy.event import Event, Neighbours, noise_modes, seeded_warning
-from fedspa.privacy.event import shown as shown  # with its kin, for all who show figures
+from fedspa.privacy.event import Event, Neighbours, noise_modes, seeded_warning, shown
 from fedspa.runs.config import algorithm_of
 
 if TYPE_CHECKING:

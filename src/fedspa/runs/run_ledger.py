@@ -29,10 +29,10 @@ from fedspa.agent.policy import Policy
 from fedspa.data.datasets import NAMES
 from fedspa.errors import BudgetError, FedspaError, LedgerError, os_errors_as
 from fedspa.privacy.budget import FirstPlan, PrivacyBudget, exceeded_limit
-from fedspa.privacy.event import Event, noise_modes, seeded_warning
+from fedspa.privacy.event import Event, noise_modes, seeded_warning, shown
 from fedspa.runs.checkpoint import Checkpoint
 from fedspa.runs.config import Config, load
-from fedspa.runs.guarantee import Guarantee, LedgerTotal, no_total, shown, total_in
+from fedspa.runs.guarantee import Guarantee, LedgerTotal, no_total, total_in
 from fedspa.runs.rundir import runs_folder
 from fedspa.runs.setup import Job
 

@@ -124,7 +124,7 @@ FAULTS: dict[str, Callable[[Target], Target]] = {
     "engine-norm": lambda target: replace(target, engine=engine_with(Overlooks)),
 }
 SETTING = Setting("seeded", draws=200)
-# Sums have tests of their own (test_sums_audit.py). Seeded, so that the tests below are decided once and for all.
+# Sums have tests of their own. Seeded, so that the tests below are decided once and for all.
 TARGET = replace(of_cpsgd(), sums=None)
 # As an audit shares out its false-alarm rate: 6 questions of noise and attack, and 3 of sampler and keys.
 ALPHA = FALSE_ALARM / 9

@@ -14,9 +14,10 @@ from fedspa.agent.ledger.ledger import Ledger
 from fedspa.algorithms.cpsgd.plan import BinomialEvent
 from fedspa.errors import PrivacyError
 from fedspa.privacy.budget import worst_case_total
+from fedspa.privacy.event import shown
 from fedspa.report.record import promise, read
 from fedspa.report.tables import epsilons
-from fedspa.runs.guarantee import describe_guarantee, shown, statement
+from fedspa.runs.guarantee import describe_guarantee, statement
 
 
 def cpsgd(out: Path, options: dict[str, Any] | None = None, **sections: dict[str, Any]) -> dict[str, dict[str, Any]]:

@@ -22,8 +22,8 @@ from fedspa.agent.ledger import storage
 from fedspa.agent.ledger.storage import damaged, explained
 from fedspa.errors import BudgetError, LedgerError, PrivacyError
 from fedspa.mechanisms import UnknownKind, event_of
-from fedspa.privacy.budget import FirstPlan, PrivacyBudget, Total, exceeded_limit, shown, shown_left, total
-from fedspa.privacy.event import MOST, Event, Neighbours, noise_modes, seeded_warning
+from fedspa.privacy.budget import FirstPlan, PrivacyBudget, Total, exceeded_limit, total
+from fedspa.privacy.event import MOST, Event, Neighbours, noise_modes, seeded_warning, shown, shown_left
 
 NUMBERED = "agent-"  # the names of agents that have none: with their numbers
 

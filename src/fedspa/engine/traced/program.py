@@ -99,7 +99,8 @@ def trace(
 def _with_own_operations(graph: fx.Graph, generator: fx.Node) -> bool:
     """Operators in the place of which plain functions run; whether any draws."""
     draws = False
-    overwrites = any(str(node.target).split(".")[1:2] != [plain_name(node)] for node in graph.nodes if _of_torch(node))
+    schemas = (getattr(node.target, "_schema", None) for node in graph.nodes)
+    overwrites = any(schema is not None and schema.is_mutable for schema in schemas)
     for node in graph.nodes:
         if node.op != "call_function":
             continue
@@ -115,10 +116,6 @@ def _with_own_operations(graph: fx.Graph, generator: fx.Node) -> bool:
             named = {key: value for key, value in node.kwargs.items() if key in _KEPT}
             node.target, node.kwargs, draws = DRAWN[node.target], {**named, "generator": generator}, True
     return draws
-
-
-def _of_torch(node: fx.Node) -> bool:
-    return node.op == "call_function" and str(node.target).startswith("aten.")
 
 
 def _in_order(x: Tensor, *, memory_format: torch.memory_format = torch.contiguous_format) -> Tensor:

@@ -151,19 +151,19 @@ static int64_t build_spots(struct work *w, int i, int from, int to, int first, i
     const struct op *op = w->net->ops + i;
     const struct buffer *in = w->net->buffers + i, *out = in + 1;
     const int window = op->pool_h * op->pool_w, units = out->height * out->width;
-    struct item *capacity = w->spot_items; /* of a unit: for each pixel of its window */
+    struct item *items_of_unit = w->spot_items; /* of a unit: for each pixel of its window */
     struct spot *spot = w->spots;
     for (int e = first; e < end; e++) {
         if (w->factor[w->owner[e]] == 0) continue;
-        for (int u = 0; u < units; u++, capacity += window * spot_capacity(op)) {
+        for (int u = 0; u < units; u++, items_of_unit += window * spot_capacity(op)) {
             const int64_t at = e * out->example + w->at[i][u];
             struct item **next = w->next;
-            for (int p = 0; p < window; p++) next[p] = capacity + p * spot_capacity(op);
+            for (int p = 0; p < window; p++) next[p] = items_of_unit + p * spot_capacity(op);
             sort_channels(op, from, to, w->delta[i + 1] + at, w->unit[i + 1] + at,
                           op->pool ? picks_at(w, i, e, u, 0) : NULL, u, next);
             float *start = w->delta[i] + e * in->example + w->window[i][u];
             for (int p = 0; p < window; p++) {
-                const struct item *items = capacity + p * spot_capacity(op);
+                const struct item *items = items_of_unit + p * spot_capacity(op);
                 *spot = (struct spot){items, start + w->pixel[i][p], (int)(next[p] - items)};
                 spot += spot->count > 0;
             }

@@ -37,7 +37,7 @@ void memory_free(struct memory_pool *pool) {
         if (pool->spare[i]) discard(pool->spare[i]);
 }
 
-/* Makes capacity for one more block to be noted. */
+/* Lets one more block be noted. */
 static int grow(struct memory *memory) {
     const int capacity = 2 * memory->capacity + 64;
     void **block = realloc(memory->block, (size_t)capacity * sizeof *block);
