@@ -225,9 +225,11 @@ class TestTuned:
     @pytest.mark.parametrize("metric", ["auc", "log_loss"])
     @pytest.mark.parametrize("learnable", [False, True])
     def test_it_warns_before_it_spends_where_nothing_is_learned(
-        self, tmp_path: Path, metric: str, learnable: bool
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, metric: str, learnable: bool
     ) -> None:
-        """The best of many runs on labels that follow from no input is above chance, by chance."""
+        """The best of many runs on labels that follow from no input is above chance, by chance. What chance is, the
+        repeats of a run show: as many as a user's."""
+        monkeypatch.setattr(proxy, "_REPEATS", 6)
         rng = np.random.default_rng(0)
         x = rng.normal(size=(600, 4)).astype(np.float32)
         y = (x[:, 0] > 0 if learnable else rng.random(600) < 0.5).astype(np.int64)
