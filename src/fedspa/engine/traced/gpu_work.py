@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedspa.engine.traced import gpu_kernels, ops
+from fedspa.engine.traced import gpu_kernels, gpu_layers, ops
 from fedspa.engine.traced.gpu_stack import TILE, UNITS, Columns, Parameters, RoundBuffers, Shape, Tokens
 from fedspa.mechanisms.base import LARGEST_CLIP, SMALLEST_CLIP
 from fedspa.mechanisms.gaussian.plan import CLIP_QUANTILE, CLIP_RATE
@@ -41,7 +41,7 @@ def convolved(x: Tensor, weight: Tensor, bias: Tensor | None, window: Sequence[i
     positions = math.prod(shape.out)
     bm, bn = _tiles(positions, outputs, agents, 128, channels)
     bk = _inner(channels, bm * bn) if last else 32 if channels * math.prod(kernel) <= 32 else 16
-    gpu_kernels.convolve[(math.ceil(lines * positions / bm), math.ceil(outputs / bn), agents)](
+    gpu_layers.convolve[(math.ceil(lines * positions / bm), math.ceil(outputs / bn), agents)](
         *(x, weight, x if bias is None else bias.contiguous(), out, lines),
         **shape.sizes, BIAS=bias is not None, LAST=last, PRECISION=_precision(),
         BM=bm, BN=bn, BK=bk, num_warps=8 if bm * bn > 8192 else 4, num_stages=4 if last and bk <= 32 else 3,
@@ -61,7 +61,7 @@ def convolved_back(delta: Tensor, weight: Tensor, sides: Sequence[int], window: 
     positions = math.prod(sides)
     bm, bn = _tiles(positions, channels, agents, 128 if last else 64, outputs)
     bk = _inner(outputs, bm * bn) if last else 32 if channels <= 16 else 16
-    gpu_kernels.convolve_back[(math.ceil(lines * positions / bm), math.ceil(channels / bn), agents)](
+    gpu_layers.convolve_back[(math.ceil(lines * positions / bm), math.ceil(channels / bn), agents)](
         *(delta, weight, back, lines), **shape.sizes, LAST=last, PRECISION=_precision(),
         BM=bm, BN=bn, BK=bk, num_warps=8 if bm * bn > 8192 else 4, num_stages=4 if last and bk <= 32 else 3,
     )  # fmt: skip
@@ -73,7 +73,7 @@ def pooled(x: Tensor, window: Sequence[int]) -> list[Tensor]:
     x = x.contiguous()
     shape = _Geometry(0, x.shape[2:], 0, window[:2], window[2:])
     out, winner = (torch.empty(*x.shape[:2], *shape.out, dtype=kind, device=x.device) for kind in _POOLED)
-    _pooling(gpu_kernels.pool, shape, out, x, out, winner)
+    _pooling(gpu_layers.pool, shape, out, x, out, winner)
     return [out, winner]
 
 
@@ -81,7 +81,7 @@ def pooled_back(delta: Tensor, winner: Tensor, sides: Sequence[int], window: Seq
     """As `ops.pooled_back`."""
     shape = _Geometry(0, sides, 0, window[:2], window[2:])
     back = torch.empty(*delta.shape[:2], *sides, device=delta.device)
-    _pooling(gpu_kernels.pool_back, shape, back, delta.contiguous(), winner.contiguous(), back)
+    _pooling(gpu_layers.pool_back, shape, back, delta.contiguous(), winner.contiguous(), back)
     return back
 
 
@@ -100,7 +100,7 @@ def group_scaled(x: Tensor, weight: Tensor, bias: Tensor, groups: int, eps: floa
     x, (lines, channels), positions = x.contiguous(), x.shape[:2], math.prod(x.shape[2:])
     out, size = torch.empty_like(x), channels // groups
     mean, scale = (torch.empty(lines, groups, device=x.device) for _ in range(2))
-    gpu_kernels.group_norm[(lines, groups)](
+    gpu_layers.group_norm[(lines, groups)](
         *(x, weight.contiguous(), bias.contiguous(), out, mean, scale, lines // len(weight), positions, eps),
         SIZE=size, BLOCK=power(size * positions, 128, 4096), num_warps=4 if size * positions <= 2048 else 8,
     )  # fmt: skip
@@ -114,7 +114,7 @@ def group_scaled_back(
     delta, x, (lines, channels), positions = delta.contiguous(), x.contiguous(), x.shape[:2], math.prod(x.shape[2:])
     back, size, bp = torch.empty_like(x), channels // groups, power(positions, 16, 1024)
     own = [torch.empty(lines, channels, device=x.device) for _ in range(2)]
-    gpu_kernels.group_norm_back[(lines, groups)](
+    gpu_layers.group_norm_back[(lines, groups)](
         *(delta, x, mean, scale, weight.contiguous(), back, *own, lines // len(weight), positions),
         SIZE=size, BC=power(size, 1, max(1, 4096 // bp)), BP=bp, num_warps=4 if size * positions <= 2048 else 8,
     )  # fmt: skip
@@ -126,7 +126,7 @@ def layer_scaled(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> list[Te
     x, (lines, length, size) = x.contiguous(), x.shape
     out, each, blocks = torch.empty_like(x), lines // len(weight) * length, _of_rows(length, size)
     mean, scale = (torch.empty(lines, length, device=x.device) for _ in range(2))
-    gpu_kernels.layer_norm[(math.ceil(lines * length / blocks["ROWS"]),)](
+    gpu_layers.layer_norm[(math.ceil(lines * length / blocks["ROWS"]),)](
         *(x, weight.contiguous(), bias.contiguous(), out, mean, scale, lines * length, each, size, eps), **blocks
     )
     return [out, mean, scale]
@@ -136,7 +136,7 @@ def layer_scaled_back(delta: Tensor, x: Tensor, mean: Tensor, scale: Tensor, wei
     """As `ops.layer_scaled_back`."""
     delta, x, (lines, length, size) = delta.contiguous(), x.contiguous(), x.shape
     back, own = torch.empty_like(x), [torch.empty(lines, size, device=x.device) for _ in range(2)]
-    gpu_kernels.layer_norm_back[(lines,)](
+    gpu_layers.layer_norm_back[(lines,)](
         *(delta, x, mean.contiguous(), scale.contiguous(), weight.contiguous(), back, *own),
         *(lines // len(weight), length, size), **_of_rows(length, size),
     )  # fmt: skip
@@ -154,7 +154,7 @@ def attended(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
     (lines, heads, length, size), others = q.shape, k.shape[2]
     out = torch.empty(lines, length, heads, size, device=q.device)
     strides = (stride for each in (q, k, v) for stride in each.stride()[:3])
-    gpu_kernels.attend[(lines, heads)](
+    gpu_layers.attend[(lines, heads)](
         *(q, k, v, out, scale, *strides, length, others, size, heads), **_of_attention(length, others, size)
     )
     return out.transpose(1, 2)
@@ -166,7 +166,7 @@ def attended_back(delta: Tensor, q: Tensor, k: Tensor, v: Tensor, scale: float) 
     (lines, heads, length, size), others = q.shape, k.shape[2]
     made = [torch.empty(lines, rows, heads, size, device=q.device) for rows in (length, others, others)]
     strides = (stride for each in (delta, q, k, v) for stride in each.stride()[:3])
-    gpu_kernels.attend_back[(lines, heads)](
+    gpu_layers.attend_back[(lines, heads)](
         *(delta, q, k, v, *made, scale, *strides, length, others, size, heads), **_of_attention(length, others, size)
     )
     return [each.transpose(1, 2) for each in made]
@@ -187,7 +187,7 @@ def held(index: Tensor, size: int, allowed: int | None) -> tuple[Tensor, Tensor]
     index = index.contiguous()
     found, good = torch.empty_like(index), torch.empty(len(index), dtype=torch.bool, device=index.device)
     values = math.prod(index.shape[1:])
-    gpu_kernels.hold[(len(index),)](
+    gpu_layers.hold[(len(index),)](
         *(index, found, good.view(torch.uint8), size, allowed or 0, values),
         ALLOWED=allowed is not None, BLOCK=power(values, 16, 1024), num_warps=1,
     )  # fmt: skip
@@ -198,7 +198,7 @@ def class_delta(scores: Tensor, classes: Tensor, delta: Tensor, ignored: int) ->
     """As `ops.class_delta`."""
     scores = scores.contiguous()
     out, block = torch.empty_like(scores), power(scores.shape[1], 16, 1 << 20)
-    gpu_kernels.class_delta[(len(scores),)](
+    gpu_layers.class_delta[(len(scores),)](
         *(scores, classes.contiguous(), delta.contiguous(), out, ignored), C=scores.shape[1], BLOCK=block
     )
     return out
@@ -248,7 +248,7 @@ def _precision() -> str:
 def _turned(weight: Tensor, *, ahead: bool) -> Tensor:
     agents, outputs, channels, *kernel = weight.shape
     out, taps = torch.empty_like(weight), math.prod(kernel)
-    gpu_kernels.turn_weights[(math.ceil(outputs / 32), math.ceil(channels / 32), agents)](
+    gpu_layers.turn_weights[(math.ceil(outputs / 32), math.ceil(channels / 32), agents)](
         weight, out, N=outputs, C=channels, TAPS=taps, AHEAD=ahead, BLOCK=32
     )
     return out
@@ -257,7 +257,7 @@ def _turned(weight: Tensor, *, ahead: bool) -> Tensor:
 def _channels_last(images: Tensor) -> Tensor:
     out, (lines, channels), positions = torch.empty_like(images), images.shape[:2], math.prod(images.shape[2:])
     tiles = math.ceil(channels / 32) * math.ceil(positions / 32)
-    gpu_kernels.channels_last[(lines, tiles)](images, out, C=channels, P=positions, BLOCK=32)
+    gpu_layers.channels_last[(lines, tiles)](images, out, C=channels, P=positions, BLOCK=32)
     return out
 
 
