@@ -139,10 +139,12 @@ def site_check() -> None:
 def guarded_opacus() -> None:
     """The guard around a stock Opacus loop, as the example has it."""
     require("opacus")
-    shutil.copy(EXAMPLES / "guard-opacus" / "train.py", "train.py")
-    told = _run([sys.executable, "train.py", "--epochs", "1"])
-    assert "epoch 1" in told, told
-    assert "digits" in fedspa("ledger", "show", "ledger.sqlite")
+    folder = Path("guarded")  # with a ledger of its own: that of this folder has the agents of the table
+    folder.mkdir()
+    shutil.copy(EXAMPLES / "guard-opacus" / "train.py", folder)
+    printed = _run([sys.executable, "train.py", "--epochs", "1"], folder)
+    assert "epoch 1" in printed, printed
+    assert "digits" in fedspa("ledger", "show", str(folder / "ledger.sqlite"))
 
 
 # In the order in which a newcomer meets them.
@@ -164,10 +166,11 @@ def python(code: str) -> str:
     return _run([sys.executable, "-c", code])
 
 
-def _run(command: list[str]) -> str:
+def _run(command: list[str], folder: Path | None = None) -> str:
     """What it prints. Only the environment's own programs are on its path, and nothing else is on Python's."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "FEDSPA", "PATH"))}
-    done = subprocess.run(command, env={**kept, "PATH": str(BIN)}, capture_output=True, text=True, check=False)
+    kept["PATH"] = str(BIN)
+    done = subprocess.run(command, env=kept, cwd=folder, capture_output=True, text=True, check=False)
     assert done.returncode == 0, f"{' '.join(command)}: exit code {done.returncode}\n{done.stdout}{done.stderr}"
     return done.stdout
 
