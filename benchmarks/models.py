@@ -16,8 +16,10 @@ theirs are steps at p = 1; they count among its modes all the same. The first ca
 compiles, captures, and runs a frozen body on the records. Memory is the peak of one process over what it held before
 its first step; on a GPU that of its tensors, and beside it what torch had reserved.
 
-A contender that cannot take a model is skipped, and the result says why. Opacus is no dependency:
-`pip install --no-deps opacus==1.6.0 opt-einsum==3.4.0` adds it.
+A contender that cannot take a model is skipped, and the result says why. Rivals are no dependencies.
+`pip install --no-deps opacus==1.6.0 opt-einsum==3.4.0` adds Opacus, `pip install jax jax-privacy==2.0.0` adds
+jax_privacy, and the folder of fastDP's repository on PYTHONPATH adds fastDP. The last two train every coordinate, as
+ghost clipping does; `--compression 1` gives ours at p = 1 beside them.
 """
 
 from __future__ import annotations
@@ -33,7 +35,7 @@ from typing import Any, get_args
 
 import torch
 
-from brought.rows import ROWS, Row
+from brought.rows import ROWS
 from ending import ends_with_children
 from fedspa.engine import EngineName
 from local_step.cases import Case
@@ -42,14 +44,17 @@ from local_step.ready import Ready, ready
 from local_step.turns import in_turns, ratios, summary
 from provenance import in_parts, stamp
 
-BATCH, RECORDS, COMPRESSION = 32, 500, 0.1
+BATCH, RECORDS, COMPRESSION = 32, 500, 0.1  # what is kept; --batch and --compression set others
 OPACUS = tuple(f"opacus-{mode}-l2" for mode in ("hooks", "functorch", "ew", "ghost", "fast"))
 # The reference engine is there to be agreed with, in float64 and one example at a time.
 ENGINES = tuple(f"{name}-l2" for name in get_args(EngineName) if name not in ("auto", "reference"))
-CONTENDERS = ("auto-l2", "auto-fixed-l2", *ENGINES, "auto-plain-sgd", *OPACUS, "vmap-l2", "sgd")
+OTHERS = ("fastdp-l2", "jax-l2")
+CONTENDERS = ("auto-l2", "auto-fixed-l2", *ENGINES, "auto-plain-sgd", *OPACUS, *OTHERS, "vmap-l2", "sgd")
 RIVALS = {
     "best Opacus / ours": (OPACUS, "auto-l2"),
     "best Opacus / ours, fixed size": (OPACUS, "auto-fixed-l2"),
+    "fastDP / ours": (("fastdp-l2",), "auto-l2"),
+    "jax_privacy / ours": (("jax-l2",), "auto-l2"),
     "vmap / ours": (("vmap-l2",), "auto-l2"),
     "SGD / ours": (("sgd",), "auto-l2"),
     "ours / our plain step": (("auto-l2",), "auto-plain-sgd"),
@@ -62,6 +67,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rows", default=",".join(ROWS))
     parser.add_argument("--contenders", default=",".join(CONTENDERS))
+    parser.add_argument("--batch", type=int, default=BATCH)
+    parser.add_argument("--compression", type=float, default=COMPRESSION)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--steps", type=int, help="per turn; as many as take half a second, if not given")
     parser.add_argument("--agents", type=int, help="of ours in one call; 10 on a GPU, else two per core")
@@ -93,15 +100,15 @@ def measured(arguments: argparse.Namespace) -> dict[str, Any]:
         "agents": agents,
         "repeats": repeats,
         "steps": steps,
-        "batch": BATCH,
+        "batch": arguments.batch,
         "records": RECORDS,
-        "compression": COMPRESSION,
+        "compression": arguments.compression,
         "contenders": contenders,
     }
     return in_parts(
         "rows",
         arguments.rows.split(","),
-        lambda name: measure(ROWS[name], contenders, arguments.device, agents, arguments.cores, repeats, steps),
+        lambda name: measure(name, settings, arguments.device, agents, arguments.cores, repeats, steps),
         settings,
         arguments.out,
         lambda: stamp("opacus") | ({"commit": arguments.commit} if arguments.commit else {}),
@@ -109,10 +116,11 @@ def measured(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def measure(
-    row: Row, contenders: Sequence[str], device: str, agents: int, cores: int, repeats: int, steps: int | None
+    name: str, settings: dict[str, Any], device: str, agents: int, cores: int, repeats: int, steps: int | None
 ) -> dict[str, Any]:
     """All contenders on one model, in turns."""
-    case = Case(row.title, row, BATCH, RECORDS, COMPRESSION, device=device)
+    row, contenders = ROWS[name], settings["contenders"]
+    case = Case(row.title, row, settings["batch"], RECORDS, settings["compression"], device=device)
     workers = [Worker(case, seed) for seed in range(cores if device == "cpu" else 0)]
     there: dict[str, Ready] = {}
     skipped: dict[str, str] = {}

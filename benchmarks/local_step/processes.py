@@ -15,6 +15,7 @@ import torch
 
 from local_step.cases import Case, own_engine
 from local_step.ours import Ours
+from local_step.rival_jax import JaxRun
 from local_step.rivals import rival
 from local_step.turns import Turn
 
@@ -30,6 +31,8 @@ def prepare(name: str, case: Case, seed: int) -> Callable[[int], int]:
     """Takes so many steps in this process, on one thread, when called; returns the number of agent-steps."""
     if own_engine(name) is not None:
         return Ours(name, case, agents=1, threads=1)
+    if name == "jax-l2":
+        return JaxRun(case, seed)
     step = rival(name, case, seed)
     return lambda steps: sum(step() for _ in range(steps))
 

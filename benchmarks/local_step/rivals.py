@@ -21,7 +21,7 @@ from local_step.ours import agent
 
 Step = Callable[[], int]
 Batch = Callable[[], tuple[Tensor, Tensor]]
-AT_ONCE = ("ghost", "fast")  # they clip by the norm of all coordinates: no mask
+AT_ONCE = ("ghost", "fast", "fastdp")  # they clip by the norm of all coordinates: no mask
 
 
 def rival(name: str, case: Case, seed: int) -> Step:
@@ -45,6 +45,8 @@ def rival(name: str, case: Case, seed: int) -> Step:
     mechanism = Mechanism(module, mask, clip, CLIP[clip], NOISE, LEARNING_RATE / case.batch, generator)
     if mode == "vmap":
         return vmap_step(module, batch, mechanism)
+    if mode == "fastdp":
+        return fastdp_step(module, batch, case)
     if mode in AT_ONCE:
         return ghost_step(module, batch, mechanism, ghost=mode == "ghost")
     return opacus_step(module, batch, mechanism, mode)
@@ -87,6 +89,36 @@ def opacus_step(module: nn.Module, batch: Batch, mechanism: Mechanism, mode: str
 
     def step() -> int:
         mechanism(rows(*batch()), parameters)
+        return 1
+
+    return step
+
+
+def fastdp_step(module: nn.Module, batch: Batch, case: Case) -> Step:
+    """Book-keeping in its hybrid form (Bu et al. 2023), with the library's own noise and torch's SGD. fastDP is no
+    package on PyPI: its repository's folder on the path serves."""
+    from fastDP import PrivacyEngine
+
+    optimizer = torch.optim.SGD(trained(module), lr=LEARNING_RATE)
+    engine = PrivacyEngine(
+        module,
+        batch_size=case.batch,
+        sample_size=case.records,
+        num_steps=1000,
+        noise_multiplier=NOISE,
+        max_grad_norm=CLIP["l2"],
+        clipping_fn="Abadi",
+        clipping_mode="MixOpt",
+        clipping_style="all-layer",
+        loss_reduction="mean",
+    )
+    engine.attach(optimizer)
+
+    def step() -> int:
+        x, y = batch()
+        functional.cross_entropy(module(x), y).backward()
+        optimizer.step()
+        optimizer.zero_grad()
         return 1
 
     return step
