@@ -165,31 +165,43 @@ def tradeoff(
 
 @app.command()
 def trust(
-    epsilon: Annotated[str, typer.Option(metavar="ε,…", help="Target ε of the runs.")] = "0.1,0.3,1,3,8",
+    against: Annotated[str, typer.Option(metavar="epsilon|agents|bytes", help="What accuracy is drawn against.")] = (
+        "epsilon"
+    ),
+    values: Annotated[
+        str | None, typer.Option(metavar="X,…", help="Its values: of ε, of the number of agents, of p.")
+    ] = None,
     seeds: sweeping.Seeds = 1,
     data: sweeping.DataFolder = None,
     jobs: sweeping.Jobs = 1,
-    out: Annotated[Path, typer.Option(metavar="DIR", help="Where runs and curves go, and are looked for.")] = Path(
-        "runs/trust"
-    ),
+    out: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Where runs and curves go, and are looked for (runs/trust-…).")
+    ] = None,
     overrides: sweeping.Overrides = None,
 ) -> None:
-    """Accuracy against ε on MNIST, one line per kind of trust: local, sums of 10 and 100, central; JSON, SVG and PNG.
+    """Accuracy on MNIST, one line per kind of trust (local, sums, central), as JSON, SVG and PNG.
 
-    Example: python -m reproduction trust --seeds 3 --data DIR
+    Example: python -m reproduction trust --against agents --seeds 3 --data DIR
 
     Stopped by Ctrl-C or by a crash, the same command resumes: runs that ended are kept.
     """
     from reproduction import trust as lines
 
+    if against not in lines.AXES:
+        raise ConfigError(f"--against is {against!r}; allowed: {', '.join(lines.AXES)}")
+    axis = lines.AXES[against]
+    chosen = axis.values if values is None else _numbers("--values", values)
+    out = out if out is not None else Path("runs", f"trust-{against}")
     settings = [
         *sweeping.data_overrides("mnist", data, None),
         *sweeping.machine_overrides("cpu", jobs),
         *(overrides or ()),
     ]
-    planned = lines.plan(_numbers("--epsilon", epsilon), seeds, out, settings)
-    command = sweeping.command(["trust", "--epsilon", epsilon, "--seeds", str(seeds)], False, overrides)
-    about = {"title": "MNIST: accuracy by trust", "command": command, "seeds": seeds, "data": "mnist"}
+    planned = lines.plan(axis, chosen, seeds, out, settings)
+    words = ["trust", "--against", against, *(["--values", values] if values else []), "--seeds", str(seeds)]
+    command = sweeping.command(words, False, overrides)
+    about = {"title": f"MNIST: accuracy by trust and {axis.label}", "command": command, "seeds": seeds}
+    about |= {"data": "mnist", "against": against, "axis": axis.label}
     found = sweeping.perform(
         [run for point in planned.values() for run in point],
         jobs,

@@ -52,11 +52,11 @@ def picture(curves: Mapping[str, Any]) -> Figure:
     axes = figure.add_subplot()
     points = [point for point in curves["points"] if "accuracy_last" in point]
     for number, line in enumerate(dict.fromkeys(map(_line, points))):
-        mine = sorted((point for point in points if _line(point) == line), key=lambda point: point["epsilon_target"])
+        mine = sorted((point for point in points if _line(point) == line), key=_at)
         means = [point["accuracy_last"]["mean"] for point in mine]
         axes.errorbar(
             # Side by side by 2 %, so that bars of equal ε do not hide each other.
-            [point["epsilon_target"] * 1.02**number for point in mine],
+            [_at(point) * 1.02**number for point in mine],
             means,
             yerr=[half_interval(point["accuracy_last"]["values"]) or 0.0 for point in mine],
             color=_COLOURS[number % len(_COLOURS)],
@@ -66,11 +66,21 @@ def picture(curves: Mapping[str, Any]) -> Figure:
             capsize=3,
             label=line,
         )
-    epsilons = sorted({point["epsilon_target"] for point in points})
     axes.set_xscale("log")
-    axes.set_xticks(epsilons, [f"{epsilon:g}" for epsilon in epsilons])
+    if curves.get("against") == "bytes":  # each line has its own
+        ticks = [
+            10.0**power for power in range(9) if any(0.3 * 10**power <= _at(each) <= 30 * 10**power for each in points)
+        ]
+    else:
+        ticks = sorted({_at(point) for point in points})
+    axes.set_xticks(ticks, [f"{tick:,g}" if tick < 1 else f"{tick:,.10g}" for tick in ticks])
     axes.minorticks_off()
-    axes.set_xlabel(epsilon_label(points).replace(" (", "\n(", 1))  # in one line its terms would be cut off
+    terms = epsilon_label(points).replace(" (", "\n(", 1)  # in one line its terms would be cut off
+    if curves.get("against", "epsilon") == "epsilon":
+        axes.set_xlabel(terms)
+    else:
+        (epsilon,) = {f"{point['epsilon']:.3g}" for point in points}
+        axes.set_xlabel(f"{curves['axis']}; {terms.replace('ε', f'ε = {epsilon}', 1)}")
     axes.set_ylabel("accuracy after the last round, %")
     axes.set_title(curves["title"])
     axes.grid(alpha=0.3)
@@ -78,6 +88,10 @@ def picture(curves: Mapping[str, Any]) -> Figure:
     if points:
         axes.legend(frameon=False)
     return figure
+
+
+def _at(point: Mapping[str, Any]) -> float:
+    return float(point["at"] if "at" in point else point["epsilon_target"])
 
 
 def _line(point: Mapping[str, Any]) -> str:
