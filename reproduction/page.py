@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from intervals import half_interval
+from intervals import half_interval, shown_spread
 from reproduction import plot, rows, table, tradeoff
 from reproduction.rows import TRIAL_KINDS, Row, TrialKind, read
 
@@ -26,7 +26,12 @@ PAGE, RESULTS = ROOT / "docs" / "paper.md", ROOT / "reproduction" / "results"
 
 def filled(page: str) -> str:
     """The page with what its markers name, as in `<!-- table: mnist -->`; also `findings` and `curve`."""
-    makers: dict[str, Callable[[str], str]] = {"table": _table, "findings": _findings, "curve": _curve}
+    makers: dict[str, Callable[[str], str]] = {
+        "table": _table,
+        "findings": _findings,
+        "curve": _curve,
+        "original": _original,
+    }
     pattern = r"(<!-- (\w+): ([\w-]+) -->\n)(?:.*\n)*?(<!-- end -->\n)"
     return re.sub(pattern, lambda match: match[1] + makers[match[2]](match[3]) + match[4], page)
 
@@ -50,6 +55,25 @@ def _curve(name: str) -> str:
         return "\nNot run yet.\n\n"
     picture = f"![Accuracy against ε, {name}](figures/tradeoff-{name}.svg)"
     return f"\n{picture}\n\n{tradeoff.markdown(found)}\n\n{_best(found)}\n\n{_origin(found)}\n\n"
+
+
+def _original(name: str) -> str:
+    """Points of a curve that were run again on the original files, beside what is kept of recompressed ones."""
+    again, kept = result(f"original-{name}"), result(f"tradeoff-{name}")
+    assert again is not None
+    assert kept is not None
+    before = {(point["epsilon_target"], point["compression"]): point for point in kept["points"]}
+    parts = [
+        f"p = {point['compression']:.2g}: {shown_spread(point['accuracy_last'])} "
+        f"({shown_spread(before[point['epsilon_target'], round(point['compression'], 3)]['accuracy_last'])})"
+        for point in sorted(again["points"], key=lambda point: point["compression"])
+    ]
+    (epsilon,) = {point["epsilon_target"] for point in again["points"]}
+    return (
+        f"\nThe runs with the CNN used images that were recompressed with loss. Repeated on the original files with "
+        f"the same seeds at ε = {epsilon:g}, they give, in % and in brackets what is kept above, {'; '.join(parts)}.\n\n"
+        f"{_origin(again)}\n\n"
+    )
 
 
 def _best(found: Mapping[str, Any]) -> str:
