@@ -71,7 +71,8 @@ def _original(name: str) -> str:
     (epsilon,) = {point["epsilon_target"] for point in again["points"]}
     return (
         f"\nThe runs with the CNN used images that were recompressed with loss. Repeated on the original files with "
-        f"the same seeds at ε = {epsilon:g}, they give, in % and in brackets what is kept above, {'; '.join(parts)}.\n\n"
+        f"the same seeds at ε = {epsilon:g}, they give, in % and in brackets what is kept above, "
+        f"{'; '.join(parts)}.\n\n"
         f"{_origin(again)}\n\n"
     )
 
