@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedspa.errors import FedspaError
+from fedspa.privacy.event import shown
 from intervals import half_interval
 
 if TYPE_CHECKING:
@@ -79,7 +80,7 @@ def picture(curves: Mapping[str, Any]) -> Figure:
     if curves.get("against", "epsilon") == "epsilon":
         axes.set_xlabel(terms)
     else:
-        (epsilon,) = {f"{point['epsilon']:.3g}" for point in points}
+        epsilon = shown(max(point["epsilon"] for point in points))
         axes.set_xlabel(f"{curves['axis']}; {terms.replace('ε', f'ε = {epsilon}', 1)}")
     axes.set_ylabel("accuracy after the last round, %")
     axes.set_title(curves["title"])
