@@ -126,9 +126,9 @@ def worst_case(kept: dict[str, Any]) -> str:
     return shown(max(each["epsilon_worst_case"] for each in kept["summaries"]))
 
 
-def trust() -> str:
-    """Return what kinds of trust reach at each ε."""
-    return by_trust.markdown(kept_result("accuracy-by-trust"))
+def trust(against: str) -> str:
+    """Return what kinds of trust reach at each ε, number of agents or p."""
+    return by_trust.markdown(kept_result(f"accuracy-by-{against}"))
 
 
 def audits() -> str:

@@ -74,7 +74,9 @@ def lines(make: Callable[[], str]) -> Callable[[], str]:
 # Name → the page that has it, and what it says.
 SENTENCES: dict[str, tuple[str, Callable[[], str]]] = {
     "accuracy": ("docs/accuracy.md", lines(accuracy.markdown)),
-    "trust": ("docs/accuracy.md", lines(accuracy.trust)),
+    "trust": ("docs/accuracy.md", lines(lambda: accuracy.trust("epsilon"))),
+    "trust-agents": ("docs/accuracy.md", lines(lambda: accuracy.trust("agents"))),
+    "trust-bytes": ("docs/accuracy.md", lines(lambda: accuracy.trust("bytes"))),
     "audits": ("docs/accuracy.md", lines(accuracy.audits)),
     "sums": ("docs/accuracy.md", lines(accuracy.sums)),
     "central": ("docs/accuracy.md", lines(accuracy.central)),

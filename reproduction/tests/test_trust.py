@@ -58,7 +58,7 @@ def test_the_clip_shrinks_with_what_is_uploaded(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("against", trust.AXES)
 def test_the_pictures_show_the_kept_data(against: str) -> None:
-    name = "accuracy-by-trust" if against == "epsilon" else f"accuracy-by-{against}"
+    name = f"accuracy-by-{against}"
     found = json.loads((page.RESULTS / f"{name}.json").read_text("utf-8"))
     assert found["command"].startswith(f"python -m reproduction trust --against {against} ")
     drawn = (ROOT / "docs" / "figures" / f"{name}.svg").read_text("utf-8")
