@@ -126,10 +126,10 @@ def test_an_error_of_the_models_own_costs_its_record(guard: type[BaseException])
         torch.manual_seed(0)
         net = Words(guard)
         theta = FlatModel(net).flatten()
-        [raised] = make(net).train(theta, [task(theta, bad, y, "l2", "given")])
+        [raised] = make(net).train(theta, [task(theta, bad, y, "l2")])
         left = y.clone()
         left[7] = 3
-        [wanted] = make(net).train(theta, [task(theta, x, left, "l2", "given")])
+        [wanted] = make(net).train(theta, [task(theta, x, left, "l2")])
         assert raised.zeroed == wanted.zeroed == STEPS
         assert torch.equal(raised.delta, wanted.delta)
         (scores,) = Scores(FlatModel(net), theta[None]).rows(torch.zeros(1), bad, y, None)
@@ -143,7 +143,7 @@ def test_without_privacy_it_is_an_error_of_one_line() -> None:
     x[4, 1] = 10
     for engine in (PerExampleEngine(net), float64_reference(net)):
         with pytest.raises(DataError) as caught:
-            engine.train(theta, [unprotected(task(theta, x, y, "l2", "given"))])
+            engine.train(theta, [unprotected(task(theta, x, y, "l2"))])
         assert "\n" not in str(caught.value)
 
 

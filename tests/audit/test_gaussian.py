@@ -221,7 +221,7 @@ def _engines():
 def test_uniform_noise_of_the_right_size_is_seen():
     def uniform(chunks, plan, noise, on_grid):
         values = (noise.uniform(plan.active) - 0.5) * math.sqrt(12) * plan.sigma
-        return torch.from_numpy(values), plan.clip_value
+        return torch.from_numpy(values)
 
     assert _failed(noise_questions(_setting(1000), broken(synthetic(), release=uniform))) == {"noise: law"}
 
