@@ -236,8 +236,8 @@ def require_agreement(
     mode: Mode = nullcontext,
 ) -> None:
     """Raise a `Disagreement` unless `rows(θ, x, y, coordinates)` are the gradients of the examples by plain autograd on
-    `model.module`. The module must be in the modes that it is trained in, and `mode` is entered for each of its passes.
-    The rows are asked for as many examples at a time as `sizes` say."""
+    `model.module`. The module must be in the modes that it is trained in, and `mode` is entered for each of its passes
+    and for the engine's. The rows are asked for as many examples at a time as `sizes` say."""
     theta = _elsewhere(model.flatten())
     chosen = [*examples[: _EXAMPLES - 1], examples[-1]]
     x, y = (moved(joined([one[i] for one in chosen]), theta.device) for i in range(2))
@@ -250,7 +250,8 @@ def require_agreement(
 
         def found(index: Tensor) -> Tensor:
             _seed(theta.device)
-            return rows(theta, taken(x, index), taken(y, index), plain.coordinates).to(plain.alone)
+            with mode():
+                return rows(theta, taken(x, index), taken(y, index), plain.coordinates).to(plain.alone)
 
         for size in sizes:
             numbers = torch.arange(len(chosen) if size == 1 else size, device=theta.device) % len(chosen)

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fedspa.engine import Unsupported
@@ -215,24 +217,60 @@ _SIZES = 1, 7
 
 
 def verify(model: FlatModel, modes: Modes, like: Examples, rows: Rows) -> None:
-    """Raise `Untraceable` unless `rows`, where Dropout keeps everything, are the gradients of single examples."""
+    """Raise `Untraceable` unless `rows`, under `_checked`, are the gradients of single examples."""
     examples = synthetic_examples(like, model.module, model.task)
     try:
         with in_modes(modes):
-            require_agreement(model, examples, rows, sizes=_SIZES, mode=_KeepAll)
+            require_agreement(model, examples, rows, sizes=_SIZES, mode=_checked)
     except Disagreement as error:
         raise Untraceable(
             f"its gradients of examples that are taken together are not those of single ones (parameters {error})"
         ) from error
 
 
-class _KeepAll(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Draws are those of a program without a generator: Dropout keeps everything."""
+@contextmanager
+def _checked() -> Iterator[None]:
+    """How a trace and its module are compared. Draws are those of a program without a generator: Dropout keeps
+    everything. Operations in bfloat16 and float16 are computed in float32: their rounding depends on the number of
+    examples, and a wrong trace could not be told from it."""
+    with _Convolutions(), _Operations():  # type: ignore[no-untyped-call]
+        yield
+
+
+class _Convolutions(TorchFunctionMode):
+    """Convolutions in float32. They compare the types of what they take before any operation is dispatched."""
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if function in _CONVOLUTIONS:
+            args, kwargs = pytree.tree_map(_in_float32, (args, kwargs))
+        return function(*args, **(kwargs or {}))
+
+
+_CONVOLUTIONS = (
+    *(torch.conv1d, torch.conv2d, torch.conv3d),
+    *(torch.conv_transpose1d, torch.conv_transpose2d, torch.conv_transpose3d),
+)
+
+
+class _Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """All other operations."""
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
         if function in DRAWN:
-            return without_draws(function, args, kwargs or {})
-        return function(*args, **(kwargs or {}))
+            return without_draws(function, args, kwargs)
+        if all(each.alias_info is None for each in function._schema.returns):  # no view, and not in place
+            args, kwargs = pytree.tree_map(_in_float32, (args, kwargs))
+        return function(*args, **kwargs)
+
+
+_LOW = torch.bfloat16, torch.float16
+
+
+def _in_float32(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return value.float() if value.dtype in _LOW else value
+    return torch.float32 if isinstance(value, torch.dtype) and value in _LOW else value
 
 
 @contextmanager
