@@ -12,8 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
-from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fedspa.engine import Unsupported
@@ -24,7 +22,7 @@ from fedspa.errors import first_line
 from fedspa.examples import Examples, Tree, count, in_order, leaves, taken
 from fedspa.learning.agreement import Disagreement, Rows, require_agreement, synthetic_examples
 from fedspa.learning.flat import FlatModel
-from fedspa.learning.forward import Modes, in_modes, modes, torch_threads
+from fedspa.learning.forward import Modes, in_float32, in_modes, modes, torch_threads
 from fedspa.learning.tasks import PerPerson, Task
 from fedspa.learning.tasks.base import require_seeds
 from fedspa.mechanisms.clipping import GradientBlock
@@ -230,47 +228,19 @@ def verify(model: FlatModel, modes: Modes, like: Examples, rows: Rows) -> None:
 
 @contextmanager
 def _checked() -> Iterator[None]:
-    """How a trace and its module are compared. Draws are those of a program without a generator: Dropout keeps
-    everything. Operations in bfloat16 and float16 are computed in float32: their rounding depends on the number of
-    examples, and a wrong trace could not be told from it."""
-    with _Convolutions(), _Operations():  # type: ignore[no-untyped-call]
+    """How a trace and its module are compared: draws keep everything, and numbers of a lower precision are computed in
+    float32. Their rounding depends on the number of examples, and a wrong trace could not be told from it."""
+    with in_float32(), _KeepAll():  # type: ignore[no-untyped-call]
         yield
 
 
-class _Convolutions(TorchFunctionMode):
-    """Convolutions in float32. They compare the types of what they take before any operation is dispatched."""
-
-    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if function in _CONVOLUTIONS:
-            args, kwargs = pytree.tree_map(_in_float32, (args, kwargs))
-        return function(*args, **(kwargs or {}))
-
-
-_CONVOLUTIONS = (
-    *(torch.conv1d, torch.conv2d, torch.conv3d),
-    *(torch.conv_transpose1d, torch.conv_transpose2d, torch.conv_transpose3d),
-)
-
-
-class _Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """All other operations."""
+class _KeepAll(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Draws are those of a program without a generator: Dropout keeps everything."""
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
         if function in DRAWN:
-            return without_draws(function, args, kwargs)
-        if all(each.alias_info is None for each in function._schema.returns):  # no view, and not in place
-            args, kwargs = pytree.tree_map(_in_float32, (args, kwargs))
-        return function(*args, **kwargs)
-
-
-_LOW = torch.bfloat16, torch.float16
-
-
-def _in_float32(value: Any) -> Any:
-    if isinstance(value, Tensor):
-        return value.float() if value.dtype in _LOW else value
-    return torch.float32 if isinstance(value, torch.dtype) and value in _LOW else value
+            return without_draws(function, args, kwargs or {})
+        return function(*args, **(kwargs or {}))
 
 
 @contextmanager
