@@ -43,10 +43,11 @@ from fedspa.learning.tasks.base import OutputTask
 # Synthetic examples of the shapes and types of a record, to try a model where no private record may be looked at.
 
 _MADE, _GIVEN = 7, 4  # synthetic examples, and at most so many of those given
-_LARGE = 2**24  # parameters, frozen ones too, from which on there are two: each costs a gradient several times
+_LARGE = 2**24  # parameters, frozen ones too, from which on there are three: each costs several gradients
 _ANY = 2**16 - 1  # where a leaf takes this, it is no index
 _LARGE = 1000  # integers of a leaf that takes any
 _BYTE = 255
+_HUGE = 5  # the one with very large numbers
 
 Largest = dict[str, int]
 _FOUND: WeakKeyDictionary[nn.Module, dict[tuple[str, ...], Largest]] = WeakKeyDictionary()
@@ -59,7 +60,7 @@ def synthetic_examples(example_spec: Examples, module: nn.Module, task: Task | N
     None is constant, for models that divide by an example's own spread. Integers cover the range that the module
     accepts: the whole vocabulary of an Embedding, for example. The first example has few zeros. Where the range of its
     target is not known it has that of `example_spec`, which is valid whatever the task. A large module is given the
-    first and the last only.
+    first, the very large one and the last only.
     """
     if isinstance(task, PerPerson):
         return _synthetic_persons(example_spec, module, task)
@@ -75,7 +76,7 @@ def synthetic_examples(example_spec: Examples, module: nn.Module, task: Task | N
     ]
     given = range(min(_GIVEN, count(example_spec.x)))
     made += [Examples(_row(example_spec.x, n), _row(example_spec.y, n)) for n in given]
-    return [made[0], made[-1]] if is_large(module) else made
+    return [made[0], made[_HUGE], made[-1]] if is_large(module) else made
 
 
 def is_large(module: nn.Module) -> bool:

@@ -159,7 +159,7 @@ _LOW_PRECISION = torch.bfloat16, torch.float16
 @contextmanager
 def in_float32(module: nn.Module | None = None) -> Iterator[None]:
     """Compute in float32 what operations would compute in bfloat16 or float16, and keep it so. Tensors that were there
-    before keep their types. A CPU takes a tenth of the time. Given a module that holds no such parameter, nothing is
+    before keep their types. On a CPU that is much faster. Given a module that holds no such parameter, nothing is
     changed."""
     if module is not None and not any(each.dtype in _LOW_PRECISION for each in module.parameters()):
         yield
