@@ -92,7 +92,7 @@ def test_what_keeps_or_shares_is_refused_with_its_layer_and_a_fix(
     name: str, large: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if large:  # three synthetic examples then
-        monkeypatch.setattr(agreement, "_LARGE", 0)
+        monkeypatch.setattr(agreement, "_LARGE_MODULE", 0)
     for engine in ("generic", "traced"):
         with pytest.raises(ConfigError, match=r"the module('s layer '[\w.]+'| itself) \(\w+\) .+; .+"):
             chosen(engine, name)  # type: ignore[arg-type]
@@ -128,7 +128,7 @@ def test_what_mixes_by_hand_is_run_one_by_one_and_named_in_a_warning(
     name: str, engine: EngineName, large: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if large:
-        monkeypatch.setattr(agreement, "_LARGE", 0)
+        monkeypatch.setattr(agreement, "_LARGE_MODULE", 0)
     with pytest.warns(MixingWarning, match=r"^the module('s layer|\s).*trains otherwise than it evaluates"):
         runs = chosen(engine, name)
     assert runs.separates_records

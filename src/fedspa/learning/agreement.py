@@ -43,7 +43,7 @@ from fedspa.learning.tasks.base import OutputTask
 # Synthetic examples of the shapes and types of a record, to try a model where no private record may be looked at.
 
 _MADE, _GIVEN = 7, 4  # synthetic examples, and at most so many of those given
-_LARGE = 2**24  # parameters, frozen ones too, from which on there are three: each costs several gradients
+_LARGE_MODULE = 2**24  # parameters, frozen ones too, from which on there are three: each costs several gradients
 _ANY = 2**16 - 1  # where a leaf takes this, it is no index
 _LARGE = 1000  # integers of a leaf that takes any
 _BYTE = 255
@@ -81,7 +81,7 @@ def synthetic_examples(example_spec: Examples, module: nn.Module, task: Task | N
 
 def is_large(module: nn.Module) -> bool:
     """Return whether what tries a module is cut short, so that a large body is tried in minutes."""
-    return sum(parameter.numel() for parameter in module.parameters()) > _LARGE
+    return sum(parameter.numel() for parameter in module.parameters()) > _LARGE_MODULE
 
 
 def _synthetic_persons(example_spec: Examples, module: nn.Module, task: PerPerson) -> list[Examples]:

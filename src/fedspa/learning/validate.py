@@ -43,7 +43,7 @@ from fedspa.learning.forward import (
     one_example_a_time,
     returned,
 )
-from fedspa.learning.layers import Problem, Unsound, layer_problems, may_draw, require_module
+from fedspa.learning.layers import Problem, Unsound, layer_problems, may_draw, plain_values, require_module
 from fedspa.learning.tasks import CustomLoss, OutputTask, PerPerson, Task
 
 _FAILURES = 6  # layers at which a pass is made to fail
@@ -399,7 +399,7 @@ def _values(value: object, known: set[int]) -> Iterator[object]:
     if isinstance(value, _PLAIN):
         yield value
     elif isinstance(value, Tensor):
-        yield value.detach().clone() if value.layout is torch.strided else repr(value)
+        yield plain_values(value.detach()).clone() if value.layout is torch.strided else repr(value)
     elif isinstance(value, np.ndarray):
         yield value.tobytes()
     elif isinstance(value, torch.Generator):
