@@ -127,7 +127,7 @@ def server(dimension: int, per_mille: int, payloads: int = 10) -> dict[str, floa
     active = dimension * per_mille // 1000
     chance = np.random.default_rng(0)
     sent = [
-        encode(Update(0, dimension, chance.bytes(16), chance.normal(size=active).astype(np.float32), 0.0), "int", 1.0)
+        encode(Update(0, dimension, chance.bytes(16), chance.normal(size=active).astype(np.float32)), "int", 1.0)
         for _ in range(payloads)
     ]
     optimizer = ServerOptimizer("adam", 1.0, 0.9, 0.99, 1e-3)
