@@ -127,7 +127,7 @@ def server(dimension: int, per_mille: int, payloads: int = 10) -> dict[str, floa
     active = dimension * per_mille // 1000
     chance = np.random.default_rng(0)
     sent = [
-        encode(Update(0, dimension, chance.bytes(16), chance.normal(size=active).astype(np.float32), 0.0), "int", 1.0)
+        encode(Update(0, dimension, chance.bytes(16), chance.normal(size=active).astype(np.float32)), "int", 1.0)
         for _ in range(payloads)
     ]
     optimizer = ServerOptimizer("adam", 1.0, 0.9, 0.99, 1e-3)
@@ -148,7 +148,7 @@ def server(dimension: int, per_mille: int, payloads: int = 10) -> dict[str, floa
     with tempfile.TemporaryDirectory() as folder:
         resting = reset_peak()
         start = time.perf_counter()
-        save(Path(folder), Checkpoint(state, None, "load", load()))
+        save(Path(folder), Checkpoint(state, "load", load()))
         saving = time.perf_counter() - start
     return {
         "seconds_a_round": statistics.median(took),
@@ -173,7 +173,7 @@ def checkpoint(dimension: int) -> dict[str, float]:
     with tempfile.TemporaryDirectory() as folder:
         for _ in range(30):
             start = time.perf_counter()
-            save(Path(folder), Checkpoint(state, 1.0, "load", load()))
+            save(Path(folder), Checkpoint(state, "load", load()))
             took.append(time.perf_counter() - start)
     return {"milliseconds_to_save": 1000 * statistics.median(took)}
 

@@ -74,7 +74,7 @@ class Asleep(Engine):
 
     def train(self, theta: Tensor, tasks: Sequence[LocalTask]) -> list[LocalResult]:
         time.sleep(self._seconds * sum(task.records * task.local_steps for task in tasks))
-        return [LocalResult(theta.new_zeros(task.steps.active), 0.0) for task in tasks]
+        return [LocalResult(theta.new_zeros(task.steps.active)) for task in tasks]
 
 
 def prepared(case: str, agents: int, steps: int = 20) -> Simulated:

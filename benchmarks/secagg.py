@@ -125,7 +125,6 @@ def plan_of(n: int, count: int) -> DiscreteGaussianPlan:
         delta=1e-3,
         clip="l2",
         clip_value=0.3,
-        clip_rule="given",
         epsilon=1.0,
         options={"privacy.noise_multiplier": None},
         cohort=Cohort(n, n, n // 5),

@@ -68,8 +68,8 @@ def settings() -> Iterator[tuple[str, Sections]]:
         for value in values:
             yield f"{key}-{value}", merged(seeded, {"algorithm": {key: value}})
     yield "lr_decay-sqrt", merged(seeded, {"algorithm": {"schedule": "sqrt"}})
-    for clip, rule in itertools.product(("coordinate", "l2"), ("given", "quantile")):
-        yield f"{clip}-{rule}", merged(seeded, {"privacy": {"clip": clip, "clip_rule": rule}})
+    for clip in ("coordinate", "l2"):
+        yield f"{clip}-given", merged(seeded, {"privacy": {"clip": clip}})
     by_layer = {"mask": "fixed", "compression": [0.5, 1.0]}
     yield "layer-shares", merged(seeded, {"algorithm": by_layer})
     fixed = {"privacy": {"sampling": "fixed", "neighbours": "replace-one"}}

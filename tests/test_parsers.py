@@ -19,7 +19,7 @@ from fedspa.mechanisms.gaussian.plan import GaussianEvent
 
 KEYS = [
     *("epsilon", "delta", "neighbours", "min_noise_multiplier", "max_local_steps", "max_rounds", "max_compression"),
-    *("clippings", "clip_rules", "other"),
+    *("clippings", "other"),
 ]
 values = st.sampled_from(
     ["1", "0", "-1", "nan", "inf", "1e400", "true", '"l2"', '["l2"]', "[]", "[[[]]]", '"add-remove"', "0.5", "'"]

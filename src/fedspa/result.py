@@ -31,6 +31,7 @@ from fedspa.examples import Tree, layout, moved, named_leaves, of_layout, split,
 from fedspa.learning import models
 from fedspa.learning.flat import copied
 from fedspa.learning.forward import evaluating, outputs
+from fedspa.learning.layers import is_quantised
 from fedspa.learning.tasks.named import kind_of
 from fedspa.report.card import card, write
 from fedspa.runs import rundir
@@ -403,6 +404,8 @@ def require_its_own(module: nn.Module, folder: Path) -> None:
     kept = load_file(folder / "model.safetensors")
     now = module.state_dict()
     changed = any(name not in now or not torch.equal(now[name].cpu(), values) for name, values in kept.items())
+    if is_quantised(module) and not changed:  # the file has its trained parameters only
+        return
     # The file has values that go by several names under one of them.
     places = {now[name].untyped_storage().data_ptr() for name in kept if name in now}
     added = [value for name, value in now.items() if name not in kept]
@@ -449,7 +452,10 @@ def _fill(module: nn.Module, folder: Path) -> None:
     if not path.is_file():
         raise ConfigError(f"{folder} has no model.safetensors; a finished run has one, so bring it back from a copy")
     try:
-        load_model(module, path)
+        if is_quantised(module):
+            _fill_trained(module, path)
+        else:
+            load_model(module, path)
     except SafetensorError as error:
         raise ConfigError(f"{path} is damaged ({first_line(error)}); bring it back from a copy") from error
     except Exception as error:  # torch's, of names and shapes; and a module may have its own way to load
@@ -458,3 +464,16 @@ def _fill(module: nn.Module, folder: Path) -> None:
             f"the parameters in {path} are not those of this {type(module).__name__} ({reason}); build "
             "the module as for the run"
         ) from error
+
+
+def _fill_trained(module: nn.Module, path: Path) -> None:
+    """Load the parameters that are trained. Quantised weights are those that the module was built with."""
+    from safetensors.torch import load_file
+
+    kept = load_file(path)
+    trained = {name: values for name, values in module.named_parameters() if values.requires_grad}
+    if kept.keys() != trained.keys():
+        raise ValueError(f"the file has {len(kept)} trained parameters, the module {len(trained)}, or others")
+    with torch.no_grad():
+        for name, values in kept.items():
+            trained[name].copy_(values)

@@ -44,9 +44,7 @@ PLAN = replace(
 def test_parse() -> None:
     assert POLICY.min_noise_multiplier == 2.0
     assert POLICY.clippings == ("l2",)
-    assert POLICY.clip_rules == ("given", "quantile")
     assert POLICY.cap == PrivacyBudget(1.5, 1e-3, "add-remove")
-    assert Policy.parse(TEXT + 'clip_rules = ["given"]').clip_rules == ("given",)
     assert POLICY.unit is None
     assert Policy.parse(TEXT + 'unit = "person"').unit == "person"
 
@@ -68,7 +66,6 @@ def test_every_limit_must_be_stated(key: str) -> None:
         *(("max_rounds", value) for value in ("0", "2.5", "inf")),
         *(("max_compression", value) for value in ("0", "1.1", "nan")),
         *(("clippings", value) for value in ("[]", '"l2"', '["linf"]', "[1]", '["l2", "median"]')),
-        *(("clip_rules", value) for value in ("[]", '["median"]', '["given", "median"]', '"given"')),
     ],
 )
 def test_bad_values_are_refused_by_name(key: str, value: str) -> None:
@@ -129,7 +126,6 @@ LAXER: list[tuple[Code, Policy, Plan]] = [
     ("too-many-rounds", replace(POLICY, max_rounds=19), PLAN),
     ("compression-too-large", replace(POLICY, max_compression=0.049), PLAN),
     ("clipping-not-allowed", replace(POLICY, clippings=("coordinate",)), PLAN),
-    ("clip-rule-not-allowed", replace(POLICY, clip_rules=("quantile",)), PLAN),
     ("aggregation", replace(TRUSTING, min_honest=None, min_colluders=0, max_worst_case=None), SUMMED),
     ("aggregation", replace(TRUSTING, min_honest=9), SUMMED),
     ("aggregation", TRUSTING, replace(SUMMED, members=11)),

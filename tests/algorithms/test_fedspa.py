@@ -144,7 +144,7 @@ def test_records_among_those_of_others_make_the_same_update(algorithm: str, nati
 
 @pytest.mark.parametrize("clip", ["l2", "coordinate"])
 def test_honest_updates_stay_within_the_plausible_bound(clip: str) -> None:
-    announced = terms(steps=plan(clip=clip, clip_value=0.4, clip_rule="quantile"))
+    announced = terms(steps=plan(clip=clip, clip_value=0.4))
     agents = [replace(agent(i), pool_x=agent(i).pool_x * 1e3) for i in range(20)]
     for update in ALGORITHMS["fedspa"].respond(FlatModel(net()).flatten(), announced, agents, PerExampleEngine(net())):
         assert np.abs(update.values).max() < announced.update_bound

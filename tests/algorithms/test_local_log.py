@@ -55,4 +55,4 @@ def test_the_payload_does_not_tell(bad: int) -> None:
         assert len(first) == len(second)
         assert first[: HEADER_BYTES - 4] == second[: HEADER_BYTES - 4]
         assert first != second
-    assert {field.name for field in fields(Update)} == {"round", "dimension", "mask_seed", "values", "clip_value"}
+    assert {field.name for field in fields(Update)} == {"round", "dimension", "mask_seed", "values"}

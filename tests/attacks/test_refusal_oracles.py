@@ -78,7 +78,6 @@ QUESTIONS = {
     "exact": replace(ASKED, noise="exact"),
     "fixed": FIXED,
     "cpsgd": CPSGD,
-    "quantile": replace(ASKED, terms=replace(ASKED.terms, steps=replace(ASKED.terms.plan, clip_rule="quantile"))),
 }
 
 

@@ -28,7 +28,7 @@ from fedspa.randomness.streams import Indices, Stream, derive_key, draw_batch
 from fedspa.secagg.masking import upload
 
 Batches = Callable[[GaussianPlan, Stream], Iterator[Indices]]
-Release = Callable[[Iterable[Tensor], GaussianPlan, Stream, bool], tuple[Tensor, float]]
+Release = Callable[[Iterable[Tensor], GaussianPlan, Stream, bool], Tensor]
 
 
 def fresh_batches(plan: GaussianPlan, stream: Stream) -> Iterator[Indices]:
@@ -37,7 +37,7 @@ def fresh_batches(plan: GaussianPlan, stream: Stream) -> Iterator[Indices]:
         yield draw_batch(plan.sampling, plan.batch, plan.rate, plan.records, stream)
 
 
-def release(chunks: Iterable[Tensor], plan: GaussianPlan, noise: Stream, on_grid: bool) -> tuple[Tensor, float]:
+def release(chunks: Iterable[Tensor], plan: GaussianPlan, noise: Stream, on_grid: bool) -> Tensor:
     return noisy_mean(chunks, plan, noise, on_grid=on_grid)
 
 
@@ -62,46 +62,44 @@ def one_key(respond: Respond[A]) -> Respond[A]:
     return broken
 
 
-def _missing_noise(chunks: Iterable[Tensor], plan: GaussianPlan, noise: Stream, on_grid: bool) -> tuple[Tensor, float]:
+def _missing_noise(chunks: Iterable[Tensor], plan: GaussianPlan, noise: Stream, on_grid: bool) -> Tensor:
     """No noise on one coordinate in four."""
     parts = list(chunks)
-    noisy, clip_value = noisy_mean(parts, plan, noise, on_grid=on_grid)
-    noisy[::4] = noisy_mean(parts, replace(plan, noise_multiplier=FAINT), noise, on_grid=on_grid)[0][::4]
-    return noisy, clip_value
+    noisy = noisy_mean(parts, plan, noise, on_grid=on_grid)
+    noisy[::4] = noisy_mean(parts, replace(plan, noise_multiplier=FAINT), noise, on_grid=on_grid)[::4]
+    return noisy
 
 
-def _shared_noise(chunks: Iterable[Tensor], plan: GaussianPlan, noise: Stream, on_grid: bool) -> tuple[Tensor, float]:
+def _shared_noise(chunks: Iterable[Tensor], plan: GaussianPlan, noise: Stream, on_grid: bool) -> Tensor:
     """One value of noise for two coordinates: σ and the law are right, and their difference has none."""
     parts = list(chunks)
-    noisy, clip_value = noisy_mean(parts, plan, noise, on_grid=on_grid)
+    noisy = noisy_mean(parts, plan, noise, on_grid=on_grid)
     twin = slice(1, 2 * (plan.active // 2), 2)
-    clear = noisy_mean(parts, replace(plan, noise_multiplier=FAINT), noise, on_grid=on_grid)[0]
+    clear = noisy_mean(parts, replace(plan, noise_multiplier=FAINT), noise, on_grid=on_grid)
     noisy[twin] = clear[twin] + (noisy - clear)[0 : 2 * (plan.active // 2) : 2]
-    return noisy, clip_value
+    return noisy
 
 
-def _silent_when_empty(
-    chunks: Iterable[Tensor], plan: GaussianPlan, noise: Stream, on_grid: bool
-) -> tuple[Tensor, float]:
+def _silent_when_empty(chunks: Iterable[Tensor], plan: GaussianPlan, noise: Stream, on_grid: bool) -> Tensor:
     """No noise where nobody was drawn, as where a training loop skips an empty batch."""
     parts = [part for part in chunks if len(part)]
     if not parts:
-        return torch.zeros(plan.active, dtype=torch.float64), plan.clip_value
+        return torch.zeros(plan.active, dtype=torch.float64)
     return noisy_mean(parts, plan, noise, on_grid=on_grid)
 
 
-def _clipped_mean(chunks: Iterable[Tensor], plan: GaussianPlan, noise: Stream, on_grid: bool) -> tuple[Tensor, float]:
+def _clipped_mean(chunks: Iterable[Tensor], plan: GaussianPlan, noise: Stream, on_grid: bool) -> Tensor:
     """The batch's mean is clipped, not each example."""
     rows = torch.cat([torch.zeros(0, plan.active), *chunks]).nan_to_num()
     mean = rows.mean(dim=0, keepdim=True) if len(rows) else torch.zeros(1, plan.active)
     return noisy_mean([mean.repeat(plan.batch, 1)], plan, noise, on_grid=on_grid)
 
 
-def _realised_mean(chunks: Iterable[Tensor], plan: GaussianPlan, noise: Stream, on_grid: bool) -> tuple[Tensor, float]:
+def _realised_mean(chunks: Iterable[Tensor], plan: GaussianPlan, noise: Stream, on_grid: bool) -> Tensor:
     """Divided by the realised batch."""
     parts = list(chunks)
-    mean, clip_value = noisy_mean(parts, plan, noise, on_grid=on_grid)
-    return mean * (plan.batch / max(1, sum(map(len, parts)))), clip_value
+    mean = noisy_mean(parts, plan, noise, on_grid=on_grid)
+    return mean * (plan.batch / max(1, sum(map(len, parts))))
 
 
 def _epochs(plan: GaussianPlan, stream: Stream) -> Iterator[Indices]:
@@ -180,9 +178,9 @@ class _BrokenEngine:
             index = torch.from_numpy(next(batches))
             rows = self.gradients.rows(local, *task.take(index), coordinates)
             noise = Stream(derive_key(task.key, "noise")) if self.stale else noise
-            step, _ = self.release(rows if len(index) else iter(()), plan, noise, task.exact)
+            step = self.release(rows if len(index) else iter(()), plan, noise, task.exact)
             local[active] -= (task.local_lr * task.scale * step).to(local)
-        return LocalResult((local - theta)[active], plan.clip_value)
+        return LocalResult((local - theta)[active])
 
 
 GAUSSIAN_FAULTS: dict[str, Callable[[Target], Target]] = {

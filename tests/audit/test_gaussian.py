@@ -144,7 +144,7 @@ def test_noise_of_public_or_shared_keys_is_seen_in_a_run(name):
 
 def test_a_run_that_the_server_refuses_is_a_failed_check():
     def far_off(chunks, plan, noise, on_grid):
-        return torch.full((plan.active,), 1e9, dtype=torch.float64), plan.clip_value
+        return torch.full((plan.active,), 1e9, dtype=torch.float64)
 
     (check,) = (q.answer(0.0) for q in gaussian.run_questions(SEEDED, broken(synthetic(), release=far_off)))
     assert (check.name, check.holds, check.confidence) == ("run: updates", False, 1.0)
@@ -184,11 +184,10 @@ def test_the_mechanism_of_a_config(tmp_path):
     path = tmp_path / "run.toml"
     path.write_text(
         "[federation]\nagents = 4\nrounds = 2\nper_round = 4\n[algorithm]\ncompression = 0.3\nbatch = 20\n"
-        '[privacy]\nnoise_multiplier = 1.3\nclip = "coordinate"\nclip_value = 0.02\nclip_rule = "quantile"\n'
+        '[privacy]\nnoise_multiplier = 1.3\nclip = "coordinate"\nclip_value = 0.02\n'
     )
     mechanism, target, setting = of_config(path, ['privacy.noise="seeded"'], 500, 0)
     assert mechanism is GAUSSIAN
-    assert target.plan.clip_rule == "quantile"
     assert target.plan.batch == 20
     report = mechanism.audit(setting, target)
     assert report.holds, [check for check in report.checks if not check.holds]
@@ -222,7 +221,7 @@ def _engines():
 def test_uniform_noise_of_the_right_size_is_seen():
     def uniform(chunks, plan, noise, on_grid):
         values = (noise.uniform(plan.active) - 0.5) * math.sqrt(12) * plan.sigma
-        return torch.from_numpy(values), plan.clip_value
+        return torch.from_numpy(values)
 
     assert _failed(noise_questions(_setting(1000), broken(synthetic(), release=uniform))) == {"noise: law"}
 
@@ -276,7 +275,7 @@ def test_a_release_that_clips_too_tight_has_lost_the_test_its_reach():
 
 def test_a_release_that_gives_nan_does_not_hold():
     def not_a_number(chunks, plan, noise, on_grid):
-        return torch.full((plan.active,), torch.nan, dtype=torch.float64), plan.clip_value
+        return torch.full((plan.active,), torch.nan, dtype=torch.float64)
 
     target = broken(synthetic(neighbours="add-remove"), release=not_a_number)
     assert _failed([pair_question(_setting(), target, target.plan)])
@@ -292,8 +291,8 @@ def test_a_release_that_gives_nan_does_not_hold():
 def test_any_row_added_moves_the_release_by_no_more_than_the_sensitivity(clip, clip_value, on_grid, rows, size):
     plan = synthetic(clip=clip, neighbours="add-remove").plan.with_clip_value(clip_value)
     batch = torch.tensor(rows, dtype=torch.float32)
-    whole, _ = noisy_mean(batch.split(size), plan, Stream(bytes(32)), on_grid=on_grid)
-    without, _ = noisy_mean([batch[1:]], plan, Stream(bytes(32)), on_grid=on_grid)
+    whole = noisy_mean(batch.split(size), plan, Stream(bytes(32)), on_grid=on_grid)
+    without = noisy_mean([batch[1:]], plan, Stream(bytes(32)), on_grid=on_grid)
     # Float64 sums around noise of this size: their own rounding is 1e-15 of it.
     assert float((whole - without).norm()) * plan.batch <= plan.sensitivity * (1 + TOLERANCE)
 
@@ -302,7 +301,7 @@ def test_any_row_added_moves_the_release_by_no_more_than_the_sensitivity(clip, c
 def test_the_largest_floats_are_clipped_to_the_bound_too(clip_value):
     """The factor that shrinks such a row may fall among the subnormal floats, which have few digits."""
     plan = synthetic(clip="l2", neighbours="add-remove").plan.with_clip_value(clip_value)
-    nothing, _ = noisy_mean([], plan, Stream(bytes(32)))
+    nothing = noisy_mean([], plan, Stream(bytes(32)))
     for size in torch.linspace(3e37, 3e38, 50).tolist():
-        moved, _ = noisy_mean([torch.full((1, plan.active), size)], plan, Stream(bytes(32)))
+        moved = noisy_mean([torch.full((1, plan.active), size)], plan, Stream(bytes(32)))
         assert float((moved - nothing).norm()) * plan.batch <= plan.sensitivity * (1 + TOLERANCE)

@@ -293,7 +293,7 @@ def test_help_is_quick_and_needs_no_torch() -> None:
     [
         ("run mnist-s", {"mnist-secure-100"}),
         ("run own", {"own.toml"}),
-        ("tune --set privacy.clip_", {"privacy.clip_value=", "privacy.clip_rule="}),
+        ("tune --set privacy.clip", {"privacy.clip=", "privacy.clip_value="}),
         ("audit --set algorithm.server_options.k", {"algorithm.server_options.kappa="}),
     ],
 )

@@ -53,7 +53,6 @@ def test_the_noise_of_sums_beside_one_gaussians() -> None:
                 delta=1e-3,
                 clip="l2",
                 clip_value=0.1,
-                clip_rule="given",
                 epsilon=1.0,
                 options={"privacy.noise_multiplier": None},
                 cohort=Cohort(members, members, colluders),

@@ -1,8 +1,8 @@
 """Gaussians from ChaCha20 (RFC 8439), the stream that a GPU can make for itself: the twin of the kernel, in numpy.
 
 AES runs in hardware on CPUs but needs tables or bit slicing on a GPU; ChaCha20 is additions, rotations and xors of
-32-bit words, and as unpredictable. The block counter is word 12, the local step word 13 and the draw within the step
-(0: the gradients, 1: the private quantile's count) word 14, so any value can be made without those before it.
+32-bit words, and as unpredictable. The block counter is word 12 and the local step word 13, so any value can be made
+without those before it.
 """
 
 from __future__ import annotations

@@ -11,9 +11,7 @@ from torch import Tensor
 
 from fedspa.engine.traced import ops
 from fedspa.engine.traced.gpu_stack import UNITS, Columns, Parameters, RoundBuffers, Shape, Tokens
-from fedspa.mechanisms.base import LARGEST_CLIP, SMALLEST_CLIP
 from fedspa.mechanisms.clipping import CLIP_MARGIN
-from fedspa.mechanisms.gaussian.plan import CLIP_QUANTILE, CLIP_RATE
 
 
 class Twins:
@@ -57,12 +55,6 @@ class Twins:
         _, there = self._chosen(start, rows.shape[1])
         counted = readable.view_as(norms) & squares.isfinite()
         held.zeroed += (there & ~counted).sum(1)
-        if s.quantile:
-            clips = held.clips.view(-1, 1, 1)
-            alive = torch.stack([(each != 0).sum(2) for each in found]).sum(0).double()
-            above = torch.stack([(each.abs() > clips).sum(2) for each in found]).sum(0).double()
-            shares = (norms <= clips.squeeze(2)).double() if s.clip == "l2" else 1 - above / alive.clamp(min=1)
-            held.shares[:, start : start + rows.shape[1]] = torch.where(there, torch.where(counted, shares, 1.0), 0.5)
         factors = limit / torch.maximum(norms, limit) if s.clip == "l2" else torch.ones_like(norms)
         return torch.where(counted & there & (factors >= torch.finfo(torch.float32).tiny), factors, 0.0)
 
@@ -81,23 +73,13 @@ class Twins:
         tokens.whole.copy_(tokens.whole + found if more else found)
 
     def step(self) -> None:
-        """θ[ω] −= step size · (Σ clipped + noise)/B, and the clip moves by the private quantile."""
+        """θ[ω] −= step size · (Σ clipped + noise)/B."""
         held, s = self._held, self._shape
         total = held.sums.gather(1, held.coordinates) if s.masked else held.sums
-        mean = (total + (held.sigmas * held.clips).unsqueeze(1) * held.noise[:, :-1]) / held.batches.unsqueeze(1)
+        mean = (total + (held.sigmas * held.clips).unsqueeze(1) * held.noise) / held.batches.unsqueeze(1)
         move = (held.sizes.unsqueeze(1) * mean).float()
         held.theta.copy_(held.theta.scatter_add(1, held.coordinates, -move) if s.masked else held.theta - move)
-        if s.quantile:
-            self._move_clip()
         held.step.add_(1)
-
-    def _move_clip(self) -> None:
-        held = self._held
-        for agent, count in enumerate(held.counts[int(held.step)].tolist()):
-            noisy = (held.shares[agent, :count] - 0.5).sum() + held.count_sigmas[agent] * held.noise[agent, -1]
-            share = 0.5 + noisy / held.batches[agent]
-            moved = held.clips[agent] * torch.exp(-CLIP_RATE * (share - CLIP_QUANTILE))
-            held.clips[agent] = moved.clamp(SMALLEST_CLIP, LARGEST_CLIP)
 
     def _chosen(self, start: int, size: int) -> tuple[Tensor, Tensor]:
         """The records of a block of the step's places, and which of these have one."""
@@ -113,10 +95,10 @@ class Twins:
 
 
 def noise(keys: Tensor, step: int, active: int) -> Tensor:
-    """Standard normals [agents, active + 1], the last one for the private quantile."""
+    """Standard normals [agents, active]."""
     drawn = []
     for key in keys:
         stream = ChaChaNoise(key.numpy().tobytes())
         stream.start_step(step)
-        drawn.append(np.concatenate([stream.gaussian(active), stream.gaussian(1)]))
+        drawn.append(stream.gaussian(active))
     return torch.from_numpy(np.stack(drawn))

@@ -317,18 +317,16 @@ def test_in_whole_units_a_person_adds_the_same_in_any_company(level, mask: str, 
 
 
 @pytest.mark.parametrize("kind", CHAINS[:3])
-@pytest.mark.parametrize(
-    ("clip", "rule"), [("l2", "given"), ("l2", "quantile"), ("coordinate", "quantile"), (None, "")]
-)
+@pytest.mark.parametrize("clip", ["l2", "coordinate", None])
 @pytest.mark.parametrize("mask", MASKS)
 @pytest.mark.parametrize("level", LEVELS)
-def test_a_native_training_is_that_of_the_reference(level, mask: str, clip, rule, kind: str) -> None:
+def test_a_native_training_is_that_of_the_reference(level, mask: str, clip, kind: str) -> None:
     module, records = chain(kind)
     theta, persons, task = FlatModel(module).flatten(), people(records), PerPerson(Classification(3))
     d, chosen = len(theta), MASKS[mask](len(theta))
     k = d if chosen is None else len(chosen)
     plan = (
-        GaussianPlan(d, k, clip, 0.2, "poisson", 4, len(COUNTS), 6, 1, 1e-6, "add-remove", 1e-3, rule)
+        GaussianPlan(d, k, clip, 0.2, "poisson", 4, len(COUNTS), 6, 1, 1e-6, "add-remove", 1e-3)
         if clip
         else NoPlan(d, k, "poisson", 4, 6)
     )
@@ -338,7 +336,6 @@ def test_a_native_training_is_that_of_the_reference(level, mask: str, clip, rule
         made.train(theta, [step]) for made in (NativeEngine(module, 1, level), float64_reference(module, task))
     )
     assert torch.allclose(found.delta.double(), wanted.delta, rtol=1e-3, atol=1e-6)
-    assert found.clip_value == pytest.approx(wanted.clip_value)
 
 
 @native

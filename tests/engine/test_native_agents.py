@@ -48,7 +48,7 @@ def test_memory_of_earlier_agents_changes_no_bit(level: library.Level) -> None:
     """An engine's agents work in the same memory one after the other, whatever the one before left there."""
     theta = FlatModel(small_net()).flatten()
     mask, half = torch.arange(1, len(theta), 9), torch.arange(0, len(theta), 2)
-    one = small_task(clip="l2", rule="quantile", mask=mask, steps=2)
+    one = small_task(clip="l2", mask=mask, steps=2)
     tasks = [
         *(small_task(steps=3), one, unprotected(one), small_task(clip="l2"), small_task(steps=3)),
         *(replace(one, x=one.x * math.nan), one, unprotected(replace(one, coordinates=None)), small_task(mask=mask)),

@@ -135,16 +135,14 @@ def nets() -> dict[str, tuple[nn.Sequential, tuple[int, ...]]]:
 
 
 def tasks() -> dict[str, tuple[nn.Sequential, Tensor, LocalTask]]:
-    """Clippings, clip rules, samplers and masks on the small net; the other nets with each clipping."""
+    """Clippings, samplers and masks on the small net; the other nets with each clipping."""
     small = small_net()
     theta = FlatModel(small).flatten()
     found: dict[str, tuple[nn.Sequential, Tensor, LocalTask]] = {}
-    for clip, rule, sampling, masked in itertools.product(
-        ["coordinate", "l2"], ["given", "quantile"], ["poisson", "fixed"], [False, True]
-    ):
+    for clip, sampling, masked in itertools.product(["coordinate", "l2"], ["poisson", "fixed"], [False, True]):
         mask = torch.arange(0, len(theta), 7) if masked else None
-        task = small_task(clip=clip, rule=rule, sampling=sampling, mask=mask, steps=4, clip_value=0.1)
-        found[f"{clip} {rule} {sampling} {masked}"] = small, theta, task
+        task = small_task(clip=clip, sampling=sampling, mask=mask, steps=4, clip_value=0.1)
+        found[f"{clip} {sampling} {masked}"] = small, theta, task
     for (name, (module, shape)), clip in itertools.product(nets().items(), ["coordinate", "l2", None]):
         theta, (x, y) = FlatModel(module).flatten(), records(module, shape, 20, 3)
         d = len(theta)

@@ -77,13 +77,12 @@ TRIALS = {
 }
 # Every key of a config is in one of these; each is one representative of an algorithm, a task or a way to tune.
 TWINS: dict[str, dict[str, Any]] = {
-    "adam, one mask, quantile clipping": {
+    "adam, one mask": {
         "algorithm.mask": "shared",
         "algorithm.server": "adam",
         "algorithm.server_options.beta2": 0.9,
         "algorithm.server_options.kappa": 0.01,
         "algorithm.coding": "f32",
-        "privacy.clip_rule": "quantile",
         "run.engine": "generic",
         "algorithm.local_optimizer": "adam",
         "algorithm.local_options.beta1": 0.8,

@@ -222,7 +222,6 @@ POLICY = Policy(
         ({"max_local_steps": 9}, "too-many-steps"),
         ({"max_compression": 0.5}, "compression-too-large"),
         ({"clippings": ("coordinate",)}, "clipping-not-allowed"),
-        ({"clip_rules": ("quantile",)}, "clip-rule-not-allowed"),
         ({"unit": "person"}, "unit"),
     ],
 )

@@ -302,10 +302,14 @@ class Int8(nn.Parameter):
 Int8.__module__ = "torchao.quantization"
 
 
-def frozen_in_int8() -> nn.Module:
+def in_int8(*, trained: bool) -> nn.Module:
     module = nn.Sequential(nn.Flatten(), nn.Linear(16, 16), nn.Linear(16, 3))
-    module[1].requires_grad_(False).weight = Int8(module[1].weight.detach(), requires_grad=False)
+    module[1].requires_grad_(trained).weight = Int8(module[1].weight.detach(), requires_grad=trained)
     return module
+
+
+def trained_in_int8() -> nn.Module:
+    return in_int8(trained=True)
 
 
 class Labelled(nn.Linear):
@@ -329,8 +333,8 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "compiled part in place": (lambda: nn.Sequential(compiled_in_place()), "get_submodule('0').compile()"),
     "data parallel": (lambda: nn.DataParallel(net()), "give `module.module`"),
     "sharded": (lambda: nn.Sequential(nn.Flatten(), Sharded(16, 3)), "not sharded"),
-    "partly quantised": (partly_quantised, "before it was quantised"),
-    "frozen in int8": (frozen_in_int8, "frozen parts in bfloat16"),
+    "partly quantised": (partly_quantised, "by bitsandbytes or torchao"),
+    "trained in int8": (trained_in_int8, "get_submodule('1').requires_grad_(False)"),
     "sparse": (sparse, "to_dense"),
     "inference mode": (in_inference, "outside of it"),
     "state": (lambda: nn.Sequential(nn.Flatten(), Labelled(16, 3)), "outside of `get_extra_state`"),
@@ -358,6 +362,7 @@ def test_what_cannot_be_trained_is_refused_by_name(kind: str) -> None:
         lambda: nn.Sequential(torch.jit.trace(net(), X)),
         lambda: torch.fx.symbolic_trace(net()),
         lambda: torch.optim.swa_utils.AveragedModel(net()),
+        lambda: in_int8(trained=False),
     ],
 )
 def test_what_is_sound_trains(make: Callable[[], nn.Module]) -> None:

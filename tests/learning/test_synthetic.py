@@ -17,7 +17,7 @@ import fedspa
 from fedspa.engine.choose import EngineRequest, choose
 from fedspa.errors import ConfigError, RunWarning
 from fedspa.examples import Examples, leaves
-from fedspa.learning.agreement import synthetic_examples
+from fedspa.learning.agreement import is_large, synthetic_examples
 from fedspa.learning.flat import FlatModel
 from fedspa.learning.models import require_fit
 from fedspa.learning.tasks import Binary, Classification, Regression, Task, TokenClassification
@@ -264,3 +264,15 @@ def test_spec_augment_is_named(kind: type[Augmented]) -> None:
         choose(EngineRequest("auto", module, SPEC, "cpu", 1, exact=False, task=TASK))
     module.config.apply_spec_augment = False
     choose(EngineRequest("auto", module, SPEC, "cpu", 1, exact=False, task=TASK))
+
+
+def test_only_a_module_with_millions_of_parameters_is_given_fewer_examples() -> None:
+    """Each example finds other state that a module keeps: what costs little is tried with all of them."""
+    like, frozen = Examples(torch.rand(4, 300), torch.arange(4)), nn.Linear(4096, 4097).requires_grad_(False)
+    usual = nn.Sequential(nn.Linear(300, 330), nn.ReLU(), nn.Linear(330, 10))
+    assert 100_000 < sum(parameter.numel() for parameter in usual.parameters()) < 2**24
+    large = nn.Sequential(nn.Linear(300, 10), nn.ReLU())
+    large.register_module("unused", frozen)
+    every, few = (synthetic_examples(like, module) for module in (usual, large))
+    assert (len(every), len(few)) == (7 + 4, 3)
+    assert (is_large(usual), is_large(large)) == (False, True)

@@ -19,6 +19,7 @@ from fedspa.engine.per_example import PerExampleEngine
 from fedspa.engine.traced import TracedEngine
 from fedspa.errors import ConfigError, MixingWarning
 from fedspa.examples import Examples, Tree, taken
+from fedspa.learning import agreement
 from fedspa.learning.flat import FlatModel
 
 ENGINES: list[EngineName] = ["generic", "reference"]
@@ -85,8 +86,13 @@ def keeps_apart(engine: Engine, name: str, x: Tree, y: Tensor) -> bool:
 
 
 @pytest.mark.filterwarnings("ignore:.*spectral_norm")
+@pytest.mark.parametrize("large", [False, True])
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_keeps_or_shares_is_refused_with_its_layer_and_a_fix(name: str) -> None:
+def test_what_keeps_or_shares_is_refused_with_its_layer_and_a_fix(
+    name: str, large: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if large:  # three synthetic examples then
+        monkeypatch.setattr(agreement, "_LARGE_MODULE", 0)
     for engine in ("generic", "traced"):
         with pytest.raises(ConfigError, match=r"the module('s layer '[\w.]+'| itself) \(\w+\) .+; .+"):
             chosen(engine, name)  # type: ignore[arg-type]
@@ -115,9 +121,14 @@ def test_the_refused_would_have_been_unsound(name: str) -> None:
     assert any(not torch.equal(found[0], other) for other in found[1:])
 
 
+@pytest.mark.parametrize("large", [False, True])
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("name", zoo.MIXING)
-def test_what_mixes_by_hand_is_run_one_by_one_and_named_in_a_warning(name: str, engine: EngineName) -> None:
+def test_what_mixes_by_hand_is_run_one_by_one_and_named_in_a_warning(
+    name: str, engine: EngineName, large: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if large:
+        monkeypatch.setattr(agreement, "_LARGE_MODULE", 0)
     with pytest.warns(MixingWarning, match=r"^the module('s layer|\s).*trains otherwise than it evaluates"):
         runs = chosen(engine, name)
     assert runs.separates_records

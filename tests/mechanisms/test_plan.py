@@ -18,7 +18,6 @@ from sample_plans import GAUSSIAN_PLAN
 from fedspa.errors import PrivacyError
 from fedspa.mechanisms.gaussian import exact
 from fedspa.mechanisms.gaussian.plan import (
-    QUANTILE_NOISE_FACTOR,
     RADIUS_BITS,
     TAIL,
     GaussianEvent,
@@ -83,26 +82,12 @@ def test_noise_scales_with_the_clip(clip_value: float) -> None:
     assert other.sigma / other.clip_norm == pytest.approx(PLAN.sigma / PLAN.clip_norm)
 
 
-@given(st.floats(0.1, 100))
-def test_quantile_clip_costs_one_gaussian(noise: float) -> None:
-    """Stacked with its noise as unit, (gradient, bit − ½) of one example has norm 1/z: the cost of one Gaussian of z.
-
-    Replaced by its opposite it moves by twice that, in both parts.
-    """
-    plan = replace(PLAN, clip_rule="quantile", noise_multiplier=noise)
-    gradient, bit = 1 / plan.gradient_noise_multiplier, 0.5 / plan.count_noise
-    assert math.hypot(gradient, bit) == pytest.approx(1 / noise, rel=1e-9)
-    assert plan.gradient_noise_multiplier == QUANTILE_NOISE_FACTOR * noise
-    assert plan.event.noise_multiplier == noise
-
-
 @pytest.mark.parametrize(
     ("change", "named"),
     [
         ({"active": 0}, "k is 0"),
         ({"active": 1001}, "d = 1000"),
         ({"clip": "l1"}, "coordinate, l2"),
-        ({"clip_rule": "guess"}, "given, quantile"),
         ({"clip_value": 1e-11}, "clip value"),
         ({"clip_value": float("nan")}, "clip value"),
         ({"neighbours": "zero-out"}, "add-remove, replace-one"),

@@ -34,7 +34,6 @@ CONFIG: dict[str, Any] = {
     "algorithm.compression": 0.1,
     "privacy.sampling": "poisson",
     "privacy.clip": "l2",
-    "privacy.clip_rule": "given",
     "privacy.epsilon": 1.0,
     "privacy.noise_multiplier": None,
 }
@@ -54,7 +53,6 @@ def asked(**other: Any) -> PlanRequest:
         "delta": 1e-3,
         "clip": "l2",
         "clip_value": 0.5,
-        "clip_rule": "given",
         "epsilon": 1.0,
         "options": {"privacy.noise_multiplier": None},
         "cohort": Cohort(10, 12, 2),

@@ -35,7 +35,6 @@ CPSGD: dict[str, dict[str, Any]] = {
 KINDS: dict[str, dict[str, dict[str, Any]]] = {
     "fedspa": {},
     "coordinate": {"algorithm": {"local_lr": 20.0}, "privacy": {"clip": "coordinate", "clip_value": 0.03}},
-    "quantile": {"privacy": {"clip_rule": "quantile"}},
     "dp-fed": {"algorithm": {"name": "dp-fed", "compression": 1.0, "local_lr": 2.0}},
     "fedavg": FEDAVG,
     "cpsgd": CPSGD,

@@ -145,7 +145,7 @@ COMPANIONS: dict[str, Sections] = {
 CHECKPOINTED = {
     *("federation.cap", "data.person", "algorithm.name", "algorithm.mask", "algorithm.server", "algorithm.ema"),
     "algorithm.schedule",
-    *("privacy.clip_rule", "privacy.adversary", "tuning.candidates", "run.ledger", "run.checkpoint_every"),
+    *("privacy.adversary", "tuning.candidates", "run.ledger", "run.checkpoint_every"),
 }
 ROWS = [
     (key, value)

@@ -207,12 +207,12 @@ class TestRefusals:
         with pytest.raises(LedgerError, match="3 entries of this run, whose checkpoint counts 9"):
             simulate(resume=tmp_path / "run")
 
-    @pytest.mark.parametrize(("kind", "noise"), [("given", "seeded"), ("quantile", "secure"), ("cpsgd", "secure")])
+    @pytest.mark.parametrize(("kind", "noise"), [("fedspa", "seeded"), ("fedspa", "secure"), ("cpsgd", "secure")])
     def test_noise_that_earlier_rounds_did_not_have(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, noise: str
     ) -> None:
         """An accountant is mended between start and resume: ε of the new noise is not that of the rounds before."""
-        sections = ALGORITHMS["cpsgd"] if kind == "cpsgd" else {"privacy": {"clip_rule": kind}}
+        sections = ALGORITHMS[kind]
         run = {"ledger": str(tmp_path / "l.sqlite")} if noise == "secure" else {}
         config = small(tmp_path / "run", **sections, run=run)
         config["privacy"] |= {"epsilon": 8.0, "noise": noise, "noise_multiplier": None}

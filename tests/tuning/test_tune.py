@@ -147,7 +147,6 @@ def test_what_is_printed_for_both_is_a_closed_form_where_there_is_one(
         ({}, {"share": 1.0}, "share is 1.0"),
         ({}, {"space": {"algorithm.batch": [5]}}, "algorithm.batch cannot be tried"),
         ({"tuning": {"candidates": [{}]}}, {}, "which `fedspa tune` chooses"),
-        ({"privacy": {"clip_rule": "quantile"}}, {"proxy": False}, "clip_rule is 'quantile'"),
     ],
 )
 def test_what_cannot_be_tuned_is_told_in_a_line(

@@ -54,8 +54,8 @@ def corpus() -> Iterator[bytes]:
 
 
 def _helped(data: bytes, coding: int) -> bytes:
-    """The input with every field right that can be had without luck: 6: scale, 20: seed, 36: clip, step."""
-    fields = PREFIX + bytes([coding]) + data[6:7] + b"\0" + PLACE + data[20:44]
+    """The input with every field right that can be had without luck: 6: scale, 20: seed, 40: step."""
+    fields = PREFIX + bytes([coding]) + data[6:7] + b"\0" + PLACE + data[20:36] + bytes(4) + data[40:44]
     return fields + struct.pack("<I", zlib.crc32(fields + data[48:])) + data[48:]
 
 

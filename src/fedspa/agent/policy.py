@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Final, Literal, get_args
+from typing import Annotated, Final, Literal
 
 from pydantic import ConfigDict, Field, ValidationError
 from pydantic.dataclasses import dataclass
@@ -18,7 +18,7 @@ from pydantic.dataclasses import dataclass
 from fedspa import toml
 from fedspa.agent.ledger.ledger import Ledger
 from fedspa.errors import BudgetError, ConfigError, FedspaError, quoted
-from fedspa.mechanisms.base import Clipping, ClipRule, Plan
+from fedspa.mechanisms.base import Clipping, Plan
 from fedspa.privacy.budget import PrivacyBudget
 from fedspa.privacy.event import Neighbours, Unit
 
@@ -32,7 +32,6 @@ Code = Literal[
     "too-many-rounds",
     "compression-too-large",
     "clipping-not-allowed",
-    "clip-rule-not-allowed",
     "aggregation",
     "budget",
 ]
@@ -77,7 +76,6 @@ class Policy:
     max_rounds: _Count
     max_compression: Annotated[float, Field(gt=0, le=1)]
     clippings: Annotated[tuple[Clipping, ...], Field(min_length=1, strict=False)]  # TOML has lists
-    clip_rules: Annotated[tuple[ClipRule, ...], Field(min_length=1, strict=False)] = get_args(ClipRule)
     unit: Unit | None = None
     min_honest: _Count | None = None
     min_colluders: Annotated[int, Field(ge=0, lt=10**15)] = 0
@@ -153,7 +151,7 @@ class Policy:
             if cohort.colluders < self.min_colluders:
                 yield "aggregation", f"the plan assumes {cohort.colluders} colluding, at least {self.min_colluders}"
         noise = plan.noise_multiplier * math.sqrt(honest)
-        shape = plan.local_steps, plan.participations, plan.compression, plan.clip, plan.clip_rule
+        shape = plan.local_steps, plan.participations, plan.compression, plan.clip
         yield from self.limit_violations(
             plan.unit, noise, *shape, whose=f", of {honest} members together" * (honest > 1)
         )
@@ -166,7 +164,6 @@ class Policy:
         rounds: int,
         compression: float = 1.0,
         clip: Clipping = "l2",
-        clip_rule: ClipRule = "given",
         whose: str = "",
     ) -> Iterator[tuple[Code, str]]:
         """Yield the code and the text of each limit that is laxer than this policy."""
@@ -182,8 +179,6 @@ class Policy:
             yield "compression-too-large", f"compression {compression:g}, at most {self.max_compression:g}"
         if clip not in self.clippings:
             yield "clipping-not-allowed", f"clipping {clip!r}, allowed: {', '.join(self.clippings)}"
-        if clip_rule not in self.clip_rules:
-            yield "clip-rule-not-allowed", f"clip rule {clip_rule!r}, allowed: {', '.join(self.clip_rules)}"
 
     def admit(self, plan: Plan, ledger: Ledger, agent: str, run: str, message: str) -> None:
         """`check`, and that all of the plan's participations still to come in `run` fit under the cap.
@@ -212,8 +207,7 @@ def _describe(error: ValidationError) -> str:
         return f"unknown key {key!r}; allowed: {', '.join(Policy.__dataclass_fields__)}"
     if kind == "missing":
         return (
-            f"{key} is missing; a policy states every limit (only clip_rules, unit and those of secure aggregation may "
-            "be left out)"
+            f"{key} is missing; a policy states every limit (only unit and those of secure aggregation may be left out)"
         )
     rule = first["msg"].replace("Input should", "it must").replace("a valid integer", "a whole number")
     return f"{key} is {quoted(first['input'])}; {rule}"

@@ -51,7 +51,6 @@ def respond(theta: Tensor, terms: Terms, agents: Sequence[Agent], engine: Engine
             dimension=terms.dimension,
             mask_seed=seed,
             values=result.delta.to("cpu", torch.float32).numpy(),
-            clip_value=result.clip_value,
         )
 
 

@@ -198,9 +198,7 @@ def pair_question(setting: Setting, target: Target, plan: GaussianPlan) -> Quest
         left = _releases(setting, target, plan, _records(plan, first), [key])
         distances.append(float(np.linalg.norm((left - right) / plan.sigma)))
     distance = max(distances) if not any(map(math.isnan, distances)) else UNBOUNDED
-    # With a private clip the gradients are only a part of the distance; the count does not leave in the update.
-    reach = plan.noise_multiplier / plan.gradient_noise_multiplier
-    least, most = claimed * reach * (1 - TOLERANCE) - ROUNDING, claimed * (1 + TOLERANCE) + ROUNDING
+    least, most = claimed * (1 - TOLERANCE) - ROUNDING, claimed * (1 + TOLERANCE) + ROUNDING
     holds = least <= distance <= most
     detail = f"{_engine(setting, target)}: one update, worst and extreme records, k = {ACTIVE} of {DIMENSION}"
     return certain(f"pair, {plan.neighbours}", "mu", claimed, distance, detail, holds)
@@ -272,7 +270,7 @@ def _best_threshold(plan: GaussianPlan, draws: int, delta: float, alpha: float) 
 def mask_question(setting: Setting, target: Target) -> Question:
     """Agents with one record each, which pulls at two weights: an update moves where its mask has these, and nowhere
     else, and the mask is the one that was announced. One that the records choose tells of them without any noise."""
-    plan = _probe_plan(replace(target.plan, batch=1, records=1, clip_rule="given"))
+    plan = _probe_plan(replace(target.plan, batch=1, records=1))
     key, one = setting.key("engine mask"), torch.ones(1, dtype=torch.int64)
     pulls = 10 * plan.clip_norm * torch.eye(INPUTS)
     agents = [(*_records(plan, None), key), *((pull[None], one, key) for pull in pulls)]
@@ -291,8 +289,7 @@ def noise_questions(setting: Setting, target: Target) -> list[Question]:
     would make it √τ too large. Updates of a single step say more of its law; of two records one is expected in a batch,
     so that a Poisson sample is empty once in four times, and has noise none the less.
     """
-    # A private clip, and with it the noise, would move from step to step.
-    plan = replace(_probe_plan(target.plan), local_steps=STEPS, clip_rule="given")
+    plan = replace(_probe_plan(target.plan), local_steps=STEPS)
     nothing = _records(plan, None)
     turns = [_releases(setting, target, plan, nothing, keys, t) for t, keys in replayed_keys(setting)]
     values = np.concatenate(turns) / (plan.sigma * math.sqrt(STEPS))
@@ -318,7 +315,6 @@ def update_sampler_questions(setting: Setting, target: Target) -> list[Question]
         dimension=DIMENSION,
         active=DIMENSION,
         clip="coordinate",
-        clip_rule="given",
         batch=max(1, min(INPUTS // 2, round(INPUTS * target.plan.event.rate))),
         records=INPUTS,
         local_steps=2,

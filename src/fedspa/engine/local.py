@@ -100,7 +100,7 @@ class LocalTask:
 
 @dataclass(frozen=True, slots=True)
 class LocalResult:
-    """Δ on the active coordinates, and the clip value after the last step (moved by a private quantile only).
+    """Δ on the active coordinates.
 
     `zeroed` is for the agent's own log and is never released: it depends on the records without any noise. It says how
     many sampled examples, over all steps, counted as zero because their gradient was not finite (in float32 back ends,
@@ -109,7 +109,6 @@ class LocalResult:
     """
 
     delta: Tensor
-    clip_value: float
     zeroed: int = 0
 
 
@@ -248,12 +247,10 @@ def local_steps(theta: Tensor, task: LocalTask, engine: Engine) -> LocalResult:
             step = _plain_mean(engine, local, x, y, task.batch)[everywhere]
         else:
             found = example_rows(engine, local, x, y, task.coordinates, there, one_by_one=task.exact)
-            rows = counted.watch(found)
-            step, clip_value = noisy_mean(rows, plan, noise, on_grid=task.exact)
-            plan = plan.with_clip_value(clip_value)
+            step = noisy_mean(counted.watch(found), plan, noise, on_grid=task.exact)
         local[everywhere] -= (task.local_lr * task.scale * direction(step)).to(local)  # line 9
     delta = (local - theta)[everywhere]  # line 11
-    return LocalResult(delta, plan.clip_value if plan is not None else 0.0, counted.zeroed)
+    return LocalResult(delta, counted.zeroed)
 
 
 def load_batch(

@@ -29,16 +29,25 @@ from fedspa.examples import (
     taken,
 )
 from fedspa.learning.flat import FlatModel, copied
-from fedspa.learning.forward import Switches, attributes_kept, differentiable, generators_kept, one_example_a_time
+from fedspa.learning.forward import (
+    Switches,
+    attributes_kept,
+    differentiable,
+    generators_kept,
+    in_float32,
+    one_example_a_time,
+)
 from fedspa.learning.tasks import Classification, PerPerson, Task
 from fedspa.learning.tasks.base import OutputTask
 
 # Synthetic examples of the shapes and types of a record, to try a model where no private record may be looked at.
 
 _MADE, _GIVEN = 7, 4  # synthetic examples, and at most so many of those given
+_LARGE_MODULE = 2**24  # parameters, frozen ones too, from which on there are three: each costs several gradients
 _ANY = 2**16 - 1  # where a leaf takes this, it is no index
 _LARGE = 1000  # integers of a leaf that takes any
 _BYTE = 255
+_HUGE = 5  # the one with very large numbers
 
 Largest = dict[str, int]
 _FOUND: WeakKeyDictionary[nn.Module, dict[tuple[str, ...], Largest]] = WeakKeyDictionary()
@@ -50,7 +59,8 @@ def synthetic_examples(example_spec: Examples, module: nn.Module, task: Task | N
     Floats have the same values in another order, larger and smaller, negative and very large ones, and whole numbers.
     None is constant, for models that divide by an example's own spread. Integers cover the range that the module
     accepts: the whole vocabulary of an Embedding, for example. The first example has few zeros. Where the range of its
-    target is not known it has that of `example_spec`, which is valid whatever the task.
+    target is not known it has that of `example_spec`, which is valid whatever the task. A large module is given the
+    first, the very large one and the last only.
     """
     if isinstance(task, PerPerson):
         return _synthetic_persons(example_spec, module, task)
@@ -64,9 +74,14 @@ def synthetic_examples(example_spec: Examples, module: nn.Module, task: Task | N
         )
         for n in range(_MADE)
     ]
-    return made + [
-        Examples(_row(example_spec.x, n), _row(example_spec.y, n)) for n in range(min(_GIVEN, count(example_spec.x)))
-    ]
+    given = range(min(_GIVEN, count(example_spec.x)))
+    made += [Examples(_row(example_spec.x, n), _row(example_spec.y, n)) for n in given]
+    return [made[0], made[_HUGE], made[-1]] if is_large(module) else made
+
+
+def is_large(module: nn.Module) -> bool:
+    """Return whether what tries a module is cut short, so that a large body is tried in minutes."""
+    return sum(parameter.numel() for parameter in module.parameters()) > _LARGE_MODULE
 
 
 def _synthetic_persons(example_spec: Examples, module: nn.Module, task: PerPerson) -> list[Examples]:
@@ -195,7 +210,8 @@ class _Probe:
         switches = Switches()
         try:
             x, y = (_named(tree, root, leaf_at) for root, tree in (("x", self._first.x), ("y", self._first.y)))
-            return bool(model.mean_loss(theta, x, y).isfinite())
+            with in_float32(model.module):
+                return bool(model.mean_loss(theta, x, y).isfinite())
         except Exception:  # the user's forward may raise anything
             return False
         finally:
@@ -236,10 +252,10 @@ def require_agreement(
     mode: Mode = nullcontext,
 ) -> None:
     """Raise a `Disagreement` unless `rows(θ, x, y, coordinates)` are the gradients of the examples by plain autograd on
-    `model.module`. The module must be in the modes that it is trained in, and `mode` is entered for each of its passes.
-    The rows are asked for as many examples at a time as `sizes` say."""
+    `model.module`. The module must be in the modes that it is trained in, and `mode` is entered for each of its passes
+    and for the engine's. The rows are asked for as many examples at a time as `sizes` say."""
     theta = _elsewhere(model.flatten())
-    chosen = [*examples[: _EXAMPLES - 1], examples[-1]]
+    chosen = [*examples[:-1][: _EXAMPLES - 1], examples[-1]]
     x, y = (moved(joined([one[i] for one in chosen]), theta.device) for i in range(2))
     with generators_kept(theta.device), attributes_kept(model.module), _full_precision(theta.device):
         plain = _Plain(model, mode, theta, x, y)
@@ -250,7 +266,8 @@ def require_agreement(
 
         def found(index: Tensor) -> Tensor:
             _seed(theta.device)
-            return rows(theta, taken(x, index), taken(y, index), plain.coordinates).to(plain.alone)
+            with mode():
+                return rows(theta, taken(x, index), taken(y, index), plain.coordinates).to(plain.alone)
 
         for size in sizes:
             numbers = torch.arange(len(chosen) if size == 1 else size, device=theta.device) % len(chosen)

@@ -83,14 +83,19 @@ def split(module: nn.Module, example_spec: Examples, task: Task) -> Split | str:
         Examples(zero_examples(example_spec.x), zero_examples(example_spec.y)),
     ]
     with torch.random.fork_rng(devices=[]), one_example_a_time():
-        examples = [example for example in reversed(given) if _accepts(trial, example.x)]
-        if not examples:
+        examples = (example for example in reversed(given) if _accepts(trial, example.x))  # as they are needed
+        first = next(examples, None)
+        if first is None:
             return "it accepts none of the synthetic records"
-        why = ""
+        accepted, why = [first], ""
         try:
-            for cut in _candidates(trial, examples[0].x):
+            for cut in _candidates(trial, first.x):
                 try:
-                    return _checked(module, trial, cut, examples, task)
+                    if cut.share < _LEAST_SHARE:
+                        small = f"the frozen body is {cut.share:.0%} of a forward pass"
+                        raise _NotSplit(f"{small}, not worth the memory for its features")
+                    accepted += examples
+                    return _checked(module, trial, cut, accepted, task)
                 except _NotSplit as cause:
                     why = why or str(cause)
         except Exception as error:  # the user's forward may raise anything
@@ -191,8 +196,6 @@ def _recorded(module: nn.Module, x: Tree) -> list[_Call]:
 
 def _checked(module: nn.Module, trial: nn.Module, cut: _Cut, examples: list[Examples], task: Task) -> Split:
     """Build the split on a copy, compare it with the whole, and return that of the module itself."""
-    if cut.share < _LEAST_SHARE:
-        raise _NotSplit(f"the frozen body is {cut.share:.0%} of a forward pass, not worth the memory for its features")
     several = Examples(*(joined([examples[n % len(examples)][i] for n in range(_TOGETHER)]) for i in range(2)))
     cut = replace(cut, crossing=tuple(_crossing(trial, cut, several.x)))
     made = _built(trial, cut)

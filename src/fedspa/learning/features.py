@@ -21,6 +21,7 @@ from fedspa.errors import DataError, one_line
 from fedspa.examples import Tree, count, leaves, mapped, moved, taken
 from fedspa.learning.backbone import Split, bytes_of
 from fedspa.learning.forward import in_modes, one_example_a_time
+from fedspa.learning.layers import is_quantised
 
 log = logging.getLogger(__name__)
 
@@ -54,7 +55,9 @@ class Features:
         # Its own: a head may have been moved since.
         self._device = next((part.device for part in (*split.body.parameters(), *split.body.buffers())), _CPU)
         split.features(moved(split.tried, self._device))  # what fails for every record fails here, for a synthetic one
-        self._batch = 1 if per_example or self._device.type == "cpu" else _AT_ONCE_GPU
+        # What LLM.int8() takes for an outlier depends on all records of a batch.
+        alone = per_example or self._device.type == "cpu" or is_quantised(split.body)
+        self._batch = 1 if alone else _AT_ONCE_GPU
         self._counts: Tensor | None = None
         self._places = 1
         if persons:

@@ -9,7 +9,16 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.instancenorm import _InstanceNorm
 
 from fedspa.learning.flat import copied
-from fedspa.learning.layers import iterates, keeps_statistics, mixes_batch, renormalises, replaceable, require_module
+from fedspa.learning.layers import (
+    is_compiled,
+    iterates,
+    keeps_statistics,
+    mixes_batch,
+    packs_weights,
+    renormalises,
+    replaceable,
+    require_module,
+)
 
 log = logging.getLogger(__name__)
 _MOST_GROUPS, _CHANNELS_PER_GROUP = 32, 4
@@ -19,7 +28,8 @@ def fix(module: nn.Module) -> nn.Module:
     """Return a copy of the module whose unsound layers are replaced or switched off.
 
     BatchNorm in training mode becomes GroupNorm with the same weight and bias; its running statistics are dropped, and
-    an activation or dropout that its class applies afterwards is kept. All else stays as it is: weights, frozen parts,
+    an activation or dropout that its class applies afterwards is kept. What torch.compile wrapped is taken out of the
+    wrapper. All else stays as it is: weights, frozen parts,
     modes, a BatchNorm in eval mode. Each change is logged (INFO, logger `fedspa`). `check` names what is left to do.
 
     Args:
@@ -47,12 +57,12 @@ def fix(module: nn.Module) -> nn.Module:
 def replace_layers(module: nn.Module) -> tuple[nn.Module, list[str]]:
     """Return the copy that `fix` returns, and a line for each change."""
     fixed, done = copied(module), []
-    instead: dict[nn.Module, nn.GroupNorm] = {}
+    instead: dict[nn.Module, nn.Module] = {}
     for name, layer in fixed.named_modules():
         named = f"{name or 'the module itself'}: {type(layer).__name__}"
         if isinstance(layer, _BatchNorm) and mixes_batch(layer) and replaceable(layer):
-            instead[layer] = group_norm(layer)
-            groups = instead[layer].num_groups
+            instead[layer] = norm = group_norm(layer)
+            groups = norm.num_groups
             kept = "weight and bias kept, " if layer.affine else ""
             lost = "running statistics dropped" if layer.running_mean is not None else "it had no running statistics"
             done.append(f"{named}({layer.num_features}) became GroupNorm({groups}, {layer.num_features}); {kept}{lost}")
@@ -63,15 +73,27 @@ def replace_layers(module: nn.Module) -> tuple[nn.Module, list[str]]:
         elif isinstance(layer, nn.Embedding | nn.EmbeddingBag) and renormalises(layer):
             done.append(f"{named} has max_norm = None instead of {layer.max_norm:g}")
             layer.max_norm = None
+        elif packs_weights(layer):
+            layer.support_avx512bf16_for_cpu = False
+            done.append(f"{named} keeps its weights as they are on a CPU")
+        elif is_compiled(layer):
+            instead[layer] = layer.get_submodule("_orig_mod")
+            done.append(f"{named} became the {type(instead[layer]).__name__} that was compiled")
         elif iterates(layer):
             layer.training = False  # the layer's own mode: its children keep theirs
             done.append(f"{named} is in eval mode: its spectral norm's estimate stays as it is")
     # By identity: the same layer may stand in several places.
     for parent in list(fixed.modules()):
         for name, child in parent._modules.items():
-            if child in instead:
-                parent._modules[name] = instead[child]
-    return instead.get(fixed, fixed), done
+            if child is not None:
+                parent._modules[name] = _replacement(child, instead)
+    return _replacement(fixed, instead), done
+
+
+def _replacement(layer: nn.Module, instead: dict[nn.Module, nn.Module]) -> nn.Module:
+    while layer in instead:
+        layer = instead[layer]
+    return layer
 
 
 def group_norm(layer: _BatchNorm) -> nn.GroupNorm:

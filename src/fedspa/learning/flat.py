@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from fedspa.examples import Tree, count, single_examples
 from fedspa.learning import forward
 from fedspa.learning.forward import Switches, one_example_a_time
-from fedspa.learning.layers import check_layers
+from fedspa.learning.layers import check_layers, plain_values
 from fedspa.learning.tasks import Classification, Task
 
 T = TypeVar("T")
@@ -185,5 +185,6 @@ def alike(ours: Sequence[float], theirs: Sequence[float]) -> bool:
 
 
 def _constants(module: nn.Module) -> Iterator[Tensor]:
-    for values in (*(p for p in module.parameters() if not p.requires_grad), *module.buffers()):
+    frozen = (p for p in module.parameters() if not p.requires_grad)
+    for values in map(plain_values, (*frozen, *module.buffers())):
         yield torch.view_as_real(values) if values.is_complex() else values

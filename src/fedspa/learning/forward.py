@@ -10,10 +10,14 @@ import random
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from threading import Lock
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from fedspa.errors import ConfigError
 from fedspa.examples import Tree
@@ -147,6 +151,52 @@ def one_example_a_time() -> Iterator[None]:
             _users -= 1
             if not _users:
                 torch.backends.mkldnn.enabled = _before  # type: ignore[assignment]
+
+
+_LOW_PRECISION = torch.bfloat16, torch.float16
+
+
+@contextmanager
+def in_float32(module: nn.Module | None = None) -> Iterator[None]:
+    """Compute in float32 what operations would compute in bfloat16 or float16, and keep it so. Tensors that were there
+    before keep their types. On a CPU that is much faster. Given a module that holds no such parameter, nothing is
+    changed."""
+    if module is not None and not any(each.dtype in _LOW_PRECISION for each in module.parameters()):
+        yield
+        return
+    with _Convolutions(), _Operations():  # type: ignore[no-untyped-call]
+        yield
+
+
+class _Convolutions(TorchFunctionMode):
+    """They compare the types of what they take before any operation is dispatched."""
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if function in _CONVOLUTIONS:
+            args, kwargs = pytree.tree_map(_widened, (args, kwargs))
+        return function(*args, **(kwargs or {}))
+
+
+_CONVOLUTIONS = (
+    *(torch.conv1d, torch.conv2d, torch.conv3d),
+    *(torch.conv_transpose1d, torch.conv_transpose2d, torch.conv_transpose3d),
+)
+
+
+class _Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """All but those that give a view or write in place."""
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if all(each.alias_info is None for each in function._schema.returns):
+            args, kwargs = pytree.tree_map(_widened, (args, kwargs))
+        return function(*args, **kwargs)
+
+
+def _widened(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return value.float() if value.dtype in _LOW_PRECISION else value
+    return torch.float32 if isinstance(value, torch.dtype) and value in _LOW_PRECISION else value
 
 
 class Switches:

@@ -110,10 +110,40 @@ def mixes_batch(layer: nn.Module) -> bool:
 def replaceable(layer: nn.Module) -> bool:
     """Return whether it is a batch norm of torch's own kinds, or one that is followed by its children, without hooks
     that a replacement would lose."""
-    hooks = (layer._forward_hooks, layer._forward_pre_hooks, layer._backward_hooks, layer._backward_pre_hooks)
-    if any(hooks) or "forward" in vars(layer):
+    if _has_hooks(layer) or "forward" in vars(layer):
         return False
     return type(layer) in _REPLACED or (isinstance(layer, _REPLACED) and _norm_then_children(layer))
+
+
+def _has_hooks(layer: nn.Module) -> bool:
+    hooks = (layer._forward_hooks, layer._forward_pre_hooks, layer._backward_hooks, layer._backward_pre_hooks)
+    return any(hooks)
+
+
+def is_compiled(layer: nn.Module) -> bool:
+    """Return whether torch.compile wrapped the layer `layer._orig_mod`, and nothing else was added."""
+    # Of torch's OptimizedModule, whose own file takes seconds to import.
+    return "_orig_mod" in layer._modules and not _has_hooks(layer)
+
+
+def is_quantised(module: nn.Module) -> bool:
+    """Return whether the module holds weights of bitsandbytes or torchao."""
+    return any(map(_by_library, (*module.parameters(), *module.buffers())))
+
+
+def _by_library(values: Tensor) -> bool:
+    return type(values).__module__.partition(".")[0] in ("torchao", "bitsandbytes")
+
+
+def packs_weights(layer: nn.Module) -> bool:
+    """Return whether it is a 4-bit layer of bitsandbytes that repacks its weights when it is first evaluated on a CPU
+    with AVX512-BF16, and has no gradient from then on."""
+    return bool(getattr(layer, "support_avx512bf16_for_cpu", False))
+
+
+def plain_values(values: Tensor) -> Tensor:
+    """Return the values as torch's own tensor: those of torchao can be read as such only."""
+    return values.dequantize() if type(values).__module__.partition(".")[0] == "torchao" else values
 
 
 def _norm_then_children(layer: _BatchNorm) -> bool:
@@ -178,26 +208,30 @@ def _of_layer(name: str, layer: nn.Module) -> Iterator[tuple[str, str]]:
     this = f"module.get_submodule('{name}')" if name else "module"
     own = (*layer.parameters(recurse=False), *layer.buffers(recurse=False))
     compiled = "which keeps what it compiled for later examples"
-    if "_orig_mod" in layer._modules:  # torch's OptimizedModule, whose own file takes seconds to import
-        yield f"was made by torch.compile, {compiled}", f"give `{this}._orig_mod`"
+    if "_orig_mod" in layer._modules:
+        yield f"was made by torch.compile, {compiled}", f"give `{this}._orig_mod`, or {_FIX}"
     if layer._compiled_call_impl is not None:
-        yield f"was compiled in place, {compiled}", f"leave `{this}.compile()` out; `copy.deepcopy` of it is as it was"
+        yield f"was compiled in place, {compiled}", f"leave `{this}.compile()` out, or {_FIX}"
     if isinstance(layer, nn.DataParallel | nn.parallel.DistributedDataParallel):
         yield "spreads a batch over devices or processes, and examples are taken apart here", f"give `{this}.module`"
     kinds = [base.__module__ for base in type(layer).__mro__]
     if any(kind.startswith("torch.distributed.fsdp") for kind in kinds):
         yield "has its parameters in pieces, on several processes (FSDP)", "give a module that was not sharded"
-    packages = {type(values).__module__.partition(".")[0] for values in own}
     by_torch = any(kind.startswith("torch.ao.nn.") and ".quantized." in kind for kind in kinds)
-    if by_torch or packages & {"torchao", "bitsandbytes"}:
-        fix = "train the module from before it was quantised, frozen parts in bfloat16, and quantise what comes of it"
-        yield "is quantised, and engines and model files take plain tensors only", fix
+    if by_torch:
+        fix = "quantise frozen layers by bitsandbytes or torchao, or train in bfloat16 and quantise what comes of it"
+        yield "was quantised by torch.ao, whose layers hold more than tensors", fix
+    elif any(values.requires_grad and _by_library(values) for values in own):
+        yield "trains quantised weights, and updates are added in float32", f"`{this}.requires_grad_(False)` freezes it"
     elif any(not isinstance(value, Tensor) for value in _extra_state(layer)):
         fix = "keep it in an attribute, outside of `get_extra_state`"
         yield "has something in its state_dict that is no tensor, and a model's file holds numbers only", fix
     if any(is_lazy(values) for values in own):
         yield "has no sizes yet", "`module(example)` gives it some: pass one example through it first"
         return
+    if packs_weights(layer):
+        why = "packs its weights where it is first evaluated on this CPU, and passes no gradient on from then on"
+        yield why, f"`{this}.support_avx512bf16_for_cpu = False`, or {_FIX}"
     if any(values.is_meta for values in own):
         yield "lies on torch's device 'meta' and has no values", "build the module on another device, as on 'cpu'"
     if any(values.is_inference() for values in own):

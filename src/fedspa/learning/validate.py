@@ -15,6 +15,7 @@ from collections import deque
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -23,11 +24,26 @@ from torch import Tensor, nn
 
 from fedspa.errors import ConfigError, MixingWarning, listed, one_line, warn
 from fedspa.examples import Examples, Tree, count, in_float64, joined, layout, mapped
-from fedspa.learning.agreement import SEED, Disagreement, close, require_agreement, same_bits, synthetic_examples
+from fedspa.learning.agreement import (
+    SEED,
+    Disagreement,
+    close,
+    is_large,
+    require_agreement,
+    same_bits,
+    synthetic_examples,
+)
 from fedspa.learning.fix import replace_layers
 from fedspa.learning.flat import FlatModel, copied
-from fedspa.learning.forward import Switches, evaluating, generators_kept, one_example_a_time, returned
-from fedspa.learning.layers import Problem, Unsound, layer_problems, may_draw, require_module
+from fedspa.learning.forward import (
+    Switches,
+    evaluating,
+    generators_kept,
+    in_float32,
+    one_example_a_time,
+    returned,
+)
+from fedspa.learning.layers import Problem, Unsound, layer_problems, may_draw, plain_values, require_module
 from fedspa.learning.tasks import CustomLoss, OutputTask, PerPerson, Task
 
 _FAILURES = 6  # layers at which a pass is made to fail
@@ -164,7 +180,10 @@ def _disagreements(module: nn.Module, task: Task | None, examples: list[Examples
     model = FlatModel(module, task)
     try:
         require_agreement(
-            model, examples, lambda theta, x, y, chosen: model.per_example_gradients(theta, x, y)[:, chosen]
+            model,
+            examples,
+            lambda theta, x, y, chosen: model.per_example_gradients(theta, x, y)[:, chosen],
+            mode=partial(in_float32, module),
         )
     except Disagreement as error:
         if not error.parameters:
@@ -255,7 +274,7 @@ class _Repeat:
         torch.default_generator.manual_seed(SEED)
         handle = model.module.get_submodule(layer).register_forward_hook(fail)
         try:
-            with suppress(Exception):
+            with suppress(Exception), in_float32(self._module):
                 self._value(model, given, *_clones(example))
         finally:
             handle.remove()
@@ -280,7 +299,8 @@ class _Repeat:
         """An example's seed is for its forward pass: a backward pass may not draw."""
         both = torch.get_rng_state()
         torch.default_generator.manual_seed(SEED)
-        model.mean_loss(theta.clone().requires_grad_(), *example)
+        with in_float32(self._module):
+            model.mean_loss(theta.clone().requires_grad_(), *example)
         if not torch.equal(both, torch.get_rng_state()):
             self._add("", "draws random numbers in its backward pass", "draw them in the forward pass and keep them")
 
@@ -294,7 +314,8 @@ class _Repeat:
         """Compute the gradient with the same randomness each time: torch's own generator is then no state."""
         torch.default_generator.manual_seed(SEED)
         seeded, others, given = torch.get_rng_state(), _other_generators(), theta.clone()
-        gradient = self._value(model, given, *_clones(example))
+        with in_float32(self._module):
+            gradient = self._value(model, given, *_clones(example))
         self.draws |= not torch.equal(seeded, torch.get_rng_state())
         self._check_theta(model, given, theta)
         for which, state in _other_generators().items():
@@ -378,7 +399,7 @@ def _values(value: object, known: set[int]) -> Iterator[object]:
     if isinstance(value, _PLAIN):
         yield value
     elif isinstance(value, Tensor):
-        yield value.detach().clone() if value.layout is torch.strided else repr(value)
+        yield plain_values(value.detach()).clone() if value.layout is torch.strided else repr(value)
     elif isinstance(value, np.ndarray):
         yield value.tobytes()
     elif isinstance(value, torch.Generator):
@@ -438,13 +459,9 @@ def _mixing(module: nn.Module, examples: list[Examples]) -> list[Problem]:
     eval mode only."""
     alone, batch = examples[_PLACE].x, joined([example.x for example in examples[:_TOGETHER]])
     try:
-        # In double precision, where rounding cannot be mistaken for mixing.
-        mixes = _differs_in_batch(copied(module).to("cpu").double(), in_float64(alone), in_float64(batch), 1e-7)
-    except Exception:  # some modules are made for one precision only
-        try:
-            mixes = _differs_in_batch(copied(module).to("cpu"), alone, batch, 1e-3)
-        except Exception:  # only a loss of the user's own knows how to call it
-            return []
+        mixes = _mixes(module, alone, batch)
+    except Exception:  # only a loss of the user's own knows how to call it
+        return []
     if not mixes:
         return []
     why = (
@@ -453,6 +470,15 @@ def _mixing(module: nn.Module, examples: list[Examples]) -> list[Problem]:
     )
     fix = "make each output of its own example alone (batch_first=True, GroupNorm, no mean over the first dimension)"
     return [Problem("", type(module).__name__, why, fix, unsound=False)]
+
+
+def _mixes(module: nn.Module, alone: Tree, batch: Tree) -> bool:
+    if not is_large(module):
+        with suppress(Exception):  # some modules are made for one precision only
+            # In double precision, where rounding cannot be mistaken for mixing.
+            return _differs_in_batch(copied(module).to("cpu").double(), in_float64(alone), in_float64(batch), 1e-7)
+    with in_float32(module):
+        return _differs_in_batch(copied(module).to("cpu"), alone, batch, 1e-3)
 
 
 def _differs_in_batch(module: nn.Module, alone: Tree, batch: Tree, tolerance: float) -> bool:

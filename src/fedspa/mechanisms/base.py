@@ -29,7 +29,6 @@ from fedspa.privacy.event import (
 )
 
 Clipping = Literal["coordinate", "l2"]
-ClipRule = Literal["given", "quantile"]
 # Against whom a run's ε holds: everyone outside the agent, or a server that sees no more than sums.
 Adversary = Literal["local", "secure-aggregation"]
 
@@ -77,8 +76,7 @@ class Plan(ABC):
 
     A mechanism's plan is a frozen dataclass that inherits this class. It sets `event_type`; the event of a
     participation has the plan's values of its fields (`local_steps` are its `steps`). By default, all active
-    coordinates travel as numbers of their own, the clip value is given and constant, and the noise of each agent's
-    upload is enough by itself.
+    coordinates travel as numbers of their own, and the noise of each agent's upload is enough by itself.
 
     `noise_multiplier` is the noise on the sum of clipped gradients over `clip_norm`, the bound on one of them; `sigma`
     is the noise on each coordinate of their mean. `compression` is the size of an upload relative to the model's.
@@ -123,7 +121,6 @@ class Plan(ABC):
         if not 1 <= self.active <= self.dimension <= MOST:
             raise PrivacyError(f"k is {self.active}; it must lie between 1 and d = {self.dimension}, at most {MOST:g}")
         check_clip(self.clip, self.clip_value)
-        check_word("clip rule", self.clip_rule, ClipRule)
         check_word("neighbours", self.neighbours, Neighbours)
         if not 1 <= self.participations <= MOST:
             raise PrivacyError(f"participations is {self.participations}; it must lie between 1 and {MOST:g}")
@@ -146,15 +143,6 @@ class Plan(ABC):
     @property
     def compression(self) -> float:
         return self.active / self.dimension
-
-    @property
-    def clip_rule(self) -> ClipRule:
-        return "given"
-
-    @property
-    def clip_growth(self) -> float:
-        """How far the clip value can plausibly move within a participation, as a factor; 1 where it is constant."""
-        return 1.0
 
     @property
     def clip_norm(self) -> float:
@@ -241,7 +229,6 @@ class PlanRequest:
     delta: float
     clip: Clipping
     clip_value: float
-    clip_rule: ClipRule
     epsilon: float | None
     options: Mapping[str, Any]
     unit: Unit = "record"

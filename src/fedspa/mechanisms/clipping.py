@@ -20,7 +20,7 @@ from torch import Tensor
 from fedspa.mechanisms.base import Clipping
 
 # What a clipped row stays below the bound by, relatively: more than what rounding a factor and its products to float32
-# (2⁻²⁴ each) can add, and what one row can change in the rounding of a float64 sum of all (`sums.py`). The other back
+# (2⁻²⁴ each) can add, and what one row can change in the rounding of a float64 sum of all (`RowSum`). The other back
 # ends have the same, the native one too, whose sums are exact: all clip alike.
 CLIP_MARGIN = 2e-6
 
@@ -42,27 +42,12 @@ def factors_below(norms: Tensor, value: float, dtype: torch.dtype) -> Tensor:
     return torch.where(factors >= torch.finfo(dtype).tiny, factors, 0.0).to(dtype)
 
 
-@lru_cache(maxsize=64)  # asked for in every step; a private clip moves
+@lru_cache(maxsize=64)  # asked for in every step
 def bound_below(value: float, dtype: torch.dtype) -> float:
     """Return the greatest number of that type that is CLIP_MARGIN below `value`, or more."""
     limit = value * (1 - CLIP_MARGIN)
     nearest = torch.tensor(limit, dtype=dtype)
     return float(torch.nextafter(nearest, torch.zeros_like(nearest)) if float(nearest) > limit else nearest)
-
-
-def share_below(rows: Tensor, clip: Clipping, value: float) -> Tensor:
-    """Return, for each row, a number in [0, 1]: how much of it the bound leaves alone (feeds the private quantile).
-
-    `l2`: 1 if the norm is within the bound, else 0. `coordinate`: the share of non-zero coordinates within it (zeros
-    say nothing about scale; half of MNIST's gradient coordinates are exactly zero); a row of zeros counts as 1.
-    """
-    rows = _zero_unless_finite(rows)
-    if clip == "l2":
-        return (_norms(rows) <= value).to(torch.float64)
-    magnitude = rows.abs()
-    alive = (magnitude > 0).sum(dim=1, dtype=torch.float64)
-    above = (magnitude > value).sum(dim=1, dtype=torch.float64)
-    return 1 - above / alive.clamp(min=1)
 
 
 def count_not_finite(rows: Tensor) -> int:
@@ -174,20 +159,6 @@ class GradientBlock:
             else:
                 total.index_add_(0, columns[rows].flatten(), values.flatten().double())
         return total[:-1]
-
-    def share_below(self, clip: Clipping, value: float) -> Tensor:
-        """As `clipping.share_below`, of the examples that are present; to be asked before `clipped`."""
-        counted = self._counted()
-        if clip == "l2":
-            shares = (self._norms() <= value).double()
-        else:
-            sizes = [values.abs() for values, _ in self._layers]
-            alive = sum((size > 0).sum(1, dtype=torch.float64) for size in sizes)
-            above = sum((size > value).sum(1, dtype=torch.float64) for size in sizes)
-            assert isinstance(alive, Tensor)
-            shares = 1 - above / alive.clamp(min=1)
-        shares = torch.where(counted, shares, torch.ones_like(shares))
-        return shares if self._present is None else shares[self._present]
 
     def rows(self) -> Tensor:
         """Return all columns of the examples that are present, [b, k]; NaN where an example has no gradient."""

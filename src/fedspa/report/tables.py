@@ -99,7 +99,6 @@ def plan_table(run: RunRecord, held: Promise | None) -> list[tuple[str, str, str
         kind = plan.report_rows()
         sigma = [("σ", f"{plan.sigma:.4g}", f"noise on each coordinate of the mean gradient{own}")]
     clip = "each coordinate to ±c" if plan.clip == "coordinate" else "norm to C"
-    rule = {"given": "given", "quantile": "start of a private quantile"}
     return [
         ("d", f"{plan.dimension:,}", "parameters of the model"),
         *kind,
@@ -108,7 +107,7 @@ def plan_table(run: RunRecord, held: Promise | None) -> list[tuple[str, str, str
         ("q", f"{plan.event.rate:.4g}", f"chance that a {plan.unit} takes part in a step, B/m"),
         ("τ", f"{plan.local_steps}", "local steps in a round"),
         ("I", f"{plan.participations}", "most rounds that an agent takes part in"),
-        ("clip", f"{plan.clip_value:g}", f"{plan.clip}, {clip}; {rule[plan.clip_rule]}"),
+        ("clip", f"{plan.clip_value:g}", f"{plan.clip}, {clip}"),
         (
             "z",
             f"{plan.noise_multiplier:.4g}",

@@ -35,7 +35,7 @@ _NAME = re.compile(r"round-(\d{6,9})\.safetensors")
 _KEPT_FILES = 2  # so that one may be damaged
 _FORMAT = 1
 # What the file's header holds of a checkpoint as it is.
-_KEPT = ("clip_value", "run", "config", "seconds", "facts", "extra")
+_KEPT = ("run", "config", "seconds", "facts", "extra")
 
 
 class CheckpointError(FedspaError):
@@ -51,7 +51,6 @@ class Checkpoint:
     """
 
     state: ServerState
-    clip_value: float | None
     run: str
     config: Config
     seconds: float = 0.0
@@ -65,7 +64,6 @@ class _Header(Section):
 
     format: Literal[1]
     round: Annotated[int, Field(ge=0)]
-    clip_value: Annotated[float, Field(gt=0)] | None
     run: Annotated[str, Field(min_length=1, max_length=200)]
     config: Config
     seconds: Annotated[float, Field(ge=0)]

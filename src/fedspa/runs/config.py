@@ -307,7 +307,6 @@ STATISTICS: dict[str, Any] = {
     "privacy.sampling": "poisson",
     "privacy.clip": "l2",
     "privacy.clip_value": 1.0,
-    "privacy.clip_rule": "given",
 }
 
 
@@ -493,7 +492,6 @@ def _asked(config: Config, dimension: int, active: int, records: int, unit: Unit
         delta=privacy.delta,
         clip=privacy.clip,
         clip_value=privacy.clip_value,
-        clip_rule=privacy.clip_rule,
         epsilon=privacy.epsilon,
         options=flat(config),
         unit=unit,

@@ -120,12 +120,7 @@ def with_rates(config: Config, plan: Plan, *, classes: bool) -> Config:
     algorithm, privacy = config.algorithm, config.privacy
     constant = (algorithm.schedule, algorithm.warmup, algorithm.local_optimizer) == ("constant", 0, "sgd")
     averages = algorithm.server in (None, "average") and constant
-    if (
-        not _follows(config)
-        or not averages
-        or "server_lr" in algorithm.model_fields_set
-        or privacy.clip_rule != "given"
-    ):
+    if not _follows(config) or not averages or "server_lr" in algorithm.model_fields_set:
         return config
     given, beta1 = "local_lr" in algorithm.model_fields_set, algorithm.server_options.beta1
     momenta = (0.0, beta1) if "beta1" in algorithm.server_options.model_fields_set else MOMENTA

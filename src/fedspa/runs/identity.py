@@ -30,6 +30,7 @@ from fedspa.data.plugin import GIVEN
 from fedspa.engine.native import library
 from fedspa.errors import ConfigError, printable
 from fedspa.examples import Tree, count, layout, leaves
+from fedspa.learning.layers import plain_values
 from fedspa.learning.tasks import Loss
 from fedspa.runs.checkpoint import Fact
 from fedspa.runs.config import Config, with_task
@@ -214,7 +215,7 @@ def digest_tensors(tensors: Iterable[Tensor]) -> str:
 
 def _bytes(tensor: Tensor) -> Any:
     """The bytes of one row where all are the same memory: a server has stand-ins for records that it does not hold."""
-    tensor = tensor.detach().to_dense() if tensor.layout != torch.strided else tensor.detach()
+    tensor = plain_values(tensor.detach().to_dense() if tensor.layout != torch.strided else tensor.detach())
     for axis, stride in enumerate(tensor.stride()):
         if stride == 0 and tensor.shape[axis] > 1:
             tensor = tensor.narrow(axis, 0, 1)

@@ -267,7 +267,7 @@ class RunState:
         if resume and not self.over:  # what is done asks for no more budget, whatever others spent since
             check_budget(job, None if self.begun is None else self.begun.run)
         if self.begun is not None:
-            server.restore(self.begun.state, self.begun.clip_value)
+            server.restore(self.begun.state)
             self._facts = dict(self.begun.facts) if self.over else with_commits(self.begun.facts, known)
             self._saved_seconds = self.begun.seconds
             self.history = folder.rewind(self.begun)
@@ -294,7 +294,6 @@ class RunState:
         self._saved_seconds = self.seconds
         state = Checkpoint(
             state=self.server.state,
-            clip_value=self.server.clip_value,
             run=run,
             config=self.job.config,
             seconds=self._saved_seconds,

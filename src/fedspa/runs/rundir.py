@@ -203,19 +203,25 @@ class RunFolder:
             save(self.checkpoints, state)
 
     def save_model(self, model: FlatModel) -> None:
-        """The trained module as it is now. What its state_dict cannot say is left out: its parameters are not."""
+        """The trained module as it is now. What its state_dict cannot say is left out: its parameters are not. Where
+        frozen weights are quantised, the file has the trained parameters only."""
         from safetensors.torch import save_file, save_model
 
+        from fedspa.learning.layers import is_quantised
+
         file, module = self.path / "model.safetensors", model.module
+        trained = {name: values.detach().contiguous() for name, values in zip(model.names, model.parameters())}
         with self._writing():
+            if is_quantised(module):
+                durable.replace_tensors(file, lambda draft: save_file(trained, str(draft)))
+                return
             try:
                 durable.replace_tensors(file, lambda draft: save_model(module, str(draft)))
             except OSError:
                 raise
             except Exception as error:  # a module may have a state_dict of its own
                 log.warning("model.safetensors has the trained parameters only: %s", one_line(error))
-                values = {name: values.detach().contiguous() for name, values in zip(model.names, model.parameters())}
-                durable.replace_tensors(file, lambda draft: save_file(values, str(draft)))
+                durable.replace_tensors(file, lambda draft: save_file(trained, str(draft)))
 
     def finish(self, summary: Mapping[str, Any]) -> None:
         """The summary, after the model: where there is one, the run is done."""

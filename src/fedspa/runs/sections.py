@@ -26,7 +26,7 @@ from fedspa.data.columns import Schema, TableSection
 from fedspa.data.partition import Rule, split_scheme
 from fedspa.engine import EngineName
 from fedspa.errors import ConfigError
-from fedspa.mechanisms.base import LARGEST_CLIP, SMALLEST_CLIP, Adversary, Clipping, ClipRule
+from fedspa.mechanisms.base import LARGEST_CLIP, SMALLEST_CLIP, Adversary, Clipping
 from fedspa.mechanisms.gaussian.plan import LEAST_NOISE, MOST_NOISE
 from fedspa.privacy.event import Neighbours, NoiseMode, Sampling
 from fedspa.randomness.mask import MaskMode
@@ -345,11 +345,7 @@ class Privacy(Section):
     )
     clip_value: Annotated[float, Field(ge=SMALLEST_CLIP, le=LARGEST_CLIP)] = Field(
         1.0,
-        description="C for `l2`, c for `coordinate`; the start, under `quantile`. Unset, see `algorithm.server_lr`.",
-    )
-    clip_rule: ClipRule = Field(
-        "given",
-        description="`given`, or `quantile`, which follows a private quantile of the gradients' norms.",
+        description="C for `l2`, c for `coordinate`. Unset, see `algorithm.server_lr`.",
     )
     noise: NoiseMode = Field(
         "secure",

@@ -486,7 +486,6 @@ def prepare_server(
         ),
         # `int` where there is noise to hide the rounding in.
         coding=settings.coding or ("int" if plan is not None else "f32"),
-        clip_value=None if plan is None else plan.clip_value,
         public_key=public_key,
         test=test,
         engine=training.choice.make(),

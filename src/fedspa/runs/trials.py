@@ -72,7 +72,7 @@ class Trials(Coordinator):
         moments = {name: tensor for name, tensor in state.moments.items() if " " not in name}
         self._own, self._round = ServerState(state.theta, 0, moments), state.round
 
-    def restore(self, state: ServerState, clip_value: float | None) -> None:
+    def restore(self, state: ServerState) -> None:
         waiting: dict[int, dict[str, Any]] = {}
         for name, tensor in state.moments.items():
             number, _, own = name.partition(" ")
@@ -82,7 +82,6 @@ class Trials(Coordinator):
         self.state = ServerState.of_tensors(
             {n: each.to(self._own.theta) for n, each in state.tensors.items()}, state.round
         )
-        self.clip_value = clip_value
         self._at_work = None  # the history, which says whose it is, is read after this
 
     @property
@@ -120,7 +119,7 @@ class Trials(Coordinator):
             self._own = self._waiting.pop(now)
         if not self.searching:
             self._waiting.clear()
-        self._at_work, self.job, self.clip_value = now, self._jobs[now], self._jobs[now].clip_value
+        self._at_work, self.job = now, self._jobs[now]
         states = {**self._waiting, now: self._own}
         self.models = torch.stack([states[number].model for number in left]) if scoring else None
         self._left = left
@@ -243,9 +242,9 @@ def scoring_rounds(job: Job) -> int:
         return 0
     if job.plan is not None and job.plan.scoring(1) is None:
         raise ConfigError(
-            f"agents cannot score under algorithm {config.algorithm.name!r}, privacy.adversary "
-            f"{config.privacy.adversary!r} and privacy.clip_rule {config.privacy.clip_rule!r}: they need Gaussian "
-            "noise that each adds alone; hold out records of the server's own, as in data.holdout = 0.1"
+            f"agents cannot score under algorithm {config.algorithm.name!r} and privacy.adversary "
+            f"{config.privacy.adversary!r}: they need Gaussian noise that each adds alone; hold out records of the "
+            "server's own, as in data.holdout = 0.1"
         )
     try_scores(job.training.request.module, job.training.record, job.server.model.task)
     return 1
@@ -261,10 +260,10 @@ def _check_trials(job: Job, halving: Halving) -> None:
             "train with: allow more rounds, or name fewer candidates"
         )
     schedule, warmup = config.algorithm.schedule, config.algorithm.warmup
-    if config.privacy.clip_rule != "given" or schedule != "constant" or warmup:
+    if schedule != "constant" or warmup:
         raise ConfigError(
-            f"privacy.clip_rule is {config.privacy.clip_rule!r}, algorithm.schedule {schedule!r} and algorithm.warmup "
-            f"{warmup}; trials begin in different rounds and are compared: they take 'given', 'constant' and 0"
+            f"algorithm.schedule is {schedule!r} and algorithm.warmup {warmup}; trials begin in different rounds and "
+            "are compared: they take 'constant' and 0"
         )
 
 

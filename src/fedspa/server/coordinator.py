@@ -6,7 +6,6 @@ same object.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -23,7 +22,6 @@ from fedspa.learning.backbone import Split
 from fedspa.learning.flat import FlatModel
 from fedspa.learning.tasks.base import Metric
 from fedspa.mechanisms import Plan
-from fedspa.mechanisms.base import LARGEST_CLIP, SMALLEST_CLIP
 from fedspa.randomness.streams import NoiseMode, mask_seed
 from fedspa.secagg.masking import Void
 from fedspa.secagg.session import Session
@@ -35,7 +33,7 @@ from fedspa.wire.payload import FLOAT32_MAX, Coding, Update
 
 @dataclass(frozen=True)
 class ServerJob:
-    """`terms` are those of the first round, but for the clip value, which starts at `clip_value` (None without a plan).
+    """`terms` are those of the first round.
 
     `engine` scores the held-out examples `test` where it can and `engine_scores`, on so many `threads`; `metrics` are
     the user's own, of outputs and targets. Masks follow from `public_key`. Where there is a split of the model to be
@@ -47,7 +45,6 @@ class ServerJob:
     optimizer: ServerOptimizer
     terms: Terms
     coding: Coding
-    clip_value: float | None
     public_key: bytes
     test: Examples
     engine: Engine
@@ -74,20 +71,19 @@ class Diverged(FedspaError):
 
 
 class Coordinator:
-    """θ, the server's moments and the clip value, from round to round."""
+    """θ and the server's moments, from round to round."""
 
     def __init__(self, job: ServerJob) -> None:
         self.job = job
         theta = job.model.flatten()
         self.state: ServerState = job.optimizer.start(theta)
-        self.clip_value = job.clip_value
         self._evaluation = Evaluation(job, theta.device)
         # Models that agents are to score in the round that was announced last, a θ per row; None where they train.
         self.models: torch.Tensor | None = None
         # What they said of them, by the candidate's number, in the round that was closed last.
         self.scores_by_agents: dict[int, float | None] | None = None
 
-    def restore(self, state: ServerState, clip_value: float | None) -> None:
+    def restore(self, state: ServerState) -> None:
         """Go on from a checkpoint of this run."""
         then, now = state.tensors, self.state.tensors
         if state.theta.shape != self.state.theta.shape or then.keys() != now.keys():
@@ -95,21 +91,16 @@ class Coordinator:
                 f"the checkpoint holds {len(state.theta)} parameters in {', '.join(sorted(then))}; this model and "
                 f"server step have {len(self.state.theta)} in {', '.join(sorted(now))}: resume with the same"
             )
-        if (clip_value is None) != (self.clip_value is None):
-            raise FedspaError("the checkpoint and this run disagree on whether gradients are clipped")
         self.state = ServerState.of_tensors({name: each.to(now[name]) for name, each in then.items()}, state.round)
-        self.clip_value = clip_value
 
     def terms(self) -> Terms:
         """Return the terms of the round that `state` is in."""
         job, first, t = self.job, self.job.terms, self.state.round
-        plan = first.plan
         return replace(
             first,
             round=t,
             mask_seed=mask_seed(job.public_key, t, -1) if first.mask == "shared" else first.mask_seed,
             local_lr=job.optimizer.schedule.rate(first.local_lr, t),
-            steps=first.steps if plan is None or self.clip_value is None else plan.with_clip_value(self.clip_value),
         )
 
     def mask_seed(self, terms: Terms, number: int) -> bytes:
@@ -159,11 +150,6 @@ class Coordinator:
         if not all(bool(end.isfinite()) for tensor in moved.tensors.values() for end in torch.aminmax(tensor)):
             raise Diverged(self.state.round, "its parameters are no longer finite")
         self.state = moved
-        if self.job.plan is not None and self.job.plan.clip_rule == "quantile":
-            # The next round starts from the geometric mean of where the agents' private quantiles ended. Who lies may
-            # pull it, but not to where there are no terms and the run would end for all.
-            mean_clip = math.exp(intake.log_clips / intake.count)
-            self.clip_value = min(max(mean_clip, SMALLEST_CLIP), LARGEST_CLIP)
         return None
 
     def _stay(self, void: Void | None = None) -> Void | None:
@@ -218,9 +204,9 @@ class TotalsServer(Coordinator):
         moments = {name: tensor for name, tensor in state.moments.items() if name not in self._released}
         self._state = replace(state, moments=moments)
 
-    def restore(self, state: ServerState, clip_value: float | None) -> None:
+    def restore(self, state: ServerState) -> None:
         self._released = {name: each for name, each in state.moments.items() if name.startswith(RELEASED)}
-        super().restore(state, clip_value)
+        super().restore(state)
 
     def received(self, number: int, update: Update) -> None:
         self._released[f"{RELEASED}{number}"] = torch.from_numpy(update.values.copy())

@@ -27,7 +27,6 @@ class Intake:
         self._algorithm = algorithm
         self._coding = coding
         self.total = Aggregator(terms.dimension, terms.update_bound, max(1, most))
-        self.log_clips = 0.0
         self.uplink_bytes = 0
 
     @property
@@ -41,7 +40,6 @@ class Intake:
         """
         update = self._algorithm.decode(payload, self._terms, self._coding, seed, seen)
         self.total.add(update, self._terms.coordinates(update.mask_seed))
-        self.log_clips += math.log(self._plausible(update.clip_value))
         self.uplink_bytes += len(payload)
         return update
 
@@ -49,20 +47,10 @@ class Intake:
         """Return the uniform average over what was taken."""
         return self.total.mean()
 
-    def _plausible(self, clip_value: float) -> float:
-        """Clamp an agent's private clip to the range that its steps can reach: one value must not move all others'."""
-        plan = self._terms.plan
-        if plan is None:
-            return 1.0
-        reach = plan.clip_growth
-        return min(max(clip_value, plan.clip_value / reach), plan.clip_value * reach)
-
 
 class MaskedIntake:
     """The messages of one attempt at a round. There is a mean when every member's has come, or when the sum of the
     others was recovered."""
-
-    log_clips = 0.0  # sums have a clip value that is given
 
     def __init__(self, terms: Terms, algorithm: Algorithm, session: Session) -> None:
         self._terms = terms

@@ -10,7 +10,7 @@
         12      4  d
         16      4  k
         20     16  mask seed
-        36      4  clip value, float32; 0 where the agent has none of its own
+        36      4  more flags, 0
         40      4  float32: step (int), else 0
         44      4  CRC-32 of everything else: against accidents, not against malice
         48      …  body
@@ -128,7 +128,7 @@ CODING_NUMBERS = {name: number for number, name in HEADER_CODINGS.items()}
 
 MAGIC = b"FSPA"
 VERSION = 1
-FIELDS = struct.Struct("<4s4B3I16s2f")
+FIELDS = struct.Struct("<4s4B3I16sIf")
 HEADER_BYTES = FIELDS.size + CHECKSUM.size
 ROUND_LIMIT = 2**31
 FLOAT32_MAX = codings.FLOAT32_MAX
@@ -145,7 +145,6 @@ class Update:
     dimension: int
     mask_seed: bytes
     values: NDArray[np.float32]
-    clip_value: float = 0.0
 
     def __post_init__(self) -> None:
         if not 0 <= self.round < ROUND_LIMIT:
@@ -160,8 +159,6 @@ class Update:
             raise PayloadError("active", f"k is {len(self.values)}; it must lie between 1 and d = {self.dimension}")
         if len(self.mask_seed) != SEED_BYTES:
             raise PayloadError("seed", f"mask seed has {len(self.mask_seed)} bytes; it must have {SEED_BYTES}")
-        if not 0 <= self.clip_value <= FLOAT32_MAX:
-            raise PayloadError("clip", f"clip value is {self.clip_value}; it must be a float32 and not negative")
 
     @property
     def active(self) -> int:
@@ -203,9 +200,7 @@ def encode(update: Update, coding: Coding, noise_std: float = 0.0, step: float =
         scale, body = codings.encode_int(update.values, parameter, update.mask_seed, update.round)
     else:
         raise PayloadError("coding", f"coding is {coding!r}; allowed: {', '.join(CODINGS)}")
-    header = Header(
-        coding, scale, update.round, update.dimension, update.active, update.mask_seed, update.clip_value, parameter
-    )
+    header = Header(coding, scale, update.round, update.dimension, update.active, update.mask_seed, parameter)
     return sealed(header, body)
 
 
@@ -226,7 +221,7 @@ def decode(data: bytes, expect: Expected) -> Update:
         raise PayloadError("not-finite", "a value is NaN or infinite")
     if largest > expect.bound:
         raise PayloadError("bound", f"a value is {largest:.3g} from 0; the plausible bound is {expect.bound:.3g}")
-    return Update(header.round, header.dimension, header.seed, values, header.clip_value)
+    return Update(header.round, header.dimension, header.seed, values)
 
 
 class Header(NamedTuple):
@@ -238,25 +233,27 @@ class Header(NamedTuple):
     dimension: int
     active: int
     seed: bytes
-    clip_value: float
     parameter: float
 
 
 def sealed(header: Header, body: bytes) -> bytes:
     """Return header, checksum and body as bytes."""
-    fields = FIELDS.pack(MAGIC, VERSION, CODING_NUMBERS[header.coding], header.scale, 0, *header[2:])
+    coding, scale, *public, parameter = header
+    fields = FIELDS.pack(MAGIC, VERSION, CODING_NUMBERS[coding], scale, 0, *public, 0, parameter)
     return frame(fields, body)
 
 
 def opened(data: bytes, expect: Expected, limits: Callable[[str, int], tuple[int, int]]) -> tuple[Header, bytes]:
     """Return header and body of `data`, after a check against `expected` and of the body's length by `limits(coding,
     k)`."""
-    kind, scale, flags, *rest = read_header(data, FIELDS, MAGIC, VERSION, "payload")
+    found = read_header(data, FIELDS, MAGIC, VERSION, "payload")
+    kind, scale, flags, number, dimension, active, seed, more, parameter = found
     coding = HEADER_CODINGS.get(kind)
     if coding is None or coding not in expect.codings:
         raise PayloadError("coding", f"coding is {coding or kind}; allowed here: {', '.join(sorted(expect.codings))}")
-    header = Header(coding, scale, *rest)
+    header = Header(coding, scale, number, dimension, active, seed, parameter)
     check_flags(flags, VERSION)
+    check_flags(more, VERSION)
     check_equal("round", header.round, expect.round)
     check_equal("dimension", header.dimension, expect.dimension)
     check_equal("active", header.active, expect.active)
@@ -269,10 +266,7 @@ def opened(data: bytes, expect: Expected, limits: Callable[[str, int], tuple[int
         raise PayloadError("seed", "the mask seed is not the one this round was given")
     if header.seed in expect.seen:
         raise PayloadError("replay", "an update with this mask seed was accepted before")
-    body = read_body(data, FIELDS)
-    if not 0 <= header.clip_value < math.inf:
-        raise PayloadError("clip", f"clip value is {header.clip_value}; it must be finite and not negative")
-    return header, body
+    return header, read_body(data, FIELDS)
 
 
 def _check_parameter(coding: HeaderCoding, scale: int, parameter: float, noise_std: float) -> None:

@@ -68,7 +68,7 @@ def test_low_bits_travel_lowest_first(count: int, trials: int, seed: int) -> Non
     assert body.startswith(plain)
     if len(bits) % 8:
         filled = plain[:-1] + bytes([plain[-1] | 0x80]) + body[len(plain) :]
-        header = Header("whole", best_scale((numbers - middle) >> shift), 3, 700, count, SEED, 0.0, 0.0)
+        header = Header("whole", best_scale((numbers - middle) >> shift), 3, 700, count, SEED, 0.0)
         with pytest.raises(PayloadError, match="padding of the low bits"):
             decode_integers(sealed(header, filled), expected(count), trials, 2)
 
@@ -106,7 +106,7 @@ def test_any_bytes_are_an_update_or_an_error(data: bytes, headed: bool, trials: 
     from fedspa.wire.payload import CHECKSUM, FIELDS, MAGIC
 
     if headed:
-        fields = FIELDS.pack(MAGIC, 1, 3, data[0] if data else 0, 0, 3, 700, 20, SEED, 0.0, 0.0)
+        fields = FIELDS.pack(MAGIC, 1, 3, data[0] if data else 0, 0, 3, 700, 20, SEED, 0, 0.0)
         data = fields + CHECKSUM.pack(zlib.crc32(data, zlib.crc32(fields))) + data
     try:
         update = decode_integers(data, expected(20), trials, 4)

@@ -33,7 +33,6 @@ def changed(key: str, value: Any) -> dict[str, dict[str, Any]]:
         ("algorithm.options.bits", 17),
         ("privacy.sampling", "poisson"),
         ("privacy.neighbours", "add-remove"),
-        ("privacy.clip_rule", "quantile"),
         ("privacy.clip", "l2"),
         ("privacy.noise_multiplier", 1.0),
         ("algorithm.options.trials", 2**31),

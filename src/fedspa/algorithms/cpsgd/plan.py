@@ -424,7 +424,6 @@ def check(config: Mapping[str, Any]) -> None:
         ("privacy.sampling", "fixed", "batches of exactly B records"),
         ("privacy.neighbours", "replace-one", "batches are of a fixed size"),
         ("privacy.clip", "coordinate", "the levels span one coordinate"),
-        ("privacy.clip_rule", "given", "the levels lie within the clip value"),
         ("privacy.noise_multiplier", None, "its noise is Binomial: give algorithm.options.trials"),
     )
     for key, allowed, why in only:

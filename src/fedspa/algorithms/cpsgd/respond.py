@@ -136,7 +136,7 @@ def encode_integers(update: IntegerUpdate, trials: int, levels: int) -> bytes:
     away = update.values - middle
     high = away >> shift
     scale = best_scale(high)
-    header = Header("whole", scale, update.round, update.dimension, len(away), update.seed, 0.0, 0.0)
+    header = Header("whole", scale, update.round, update.dimension, len(away), update.seed, 0.0)
     low = (away & ((1 << shift) - 1)).astype(word_type(shift))
     return sealed(header, packed(low, shift) + codings.pack(high, scale))
 
@@ -151,8 +151,8 @@ def decode_integers(data: bytes, expect: Expected, trials: int, levels: int) -> 
         return fewest + plain, most + plain
 
     header, body = opened(data, expect, limits)
-    if header.clip_value != 0 or header.parameter != 0:
-        raise PayloadError("step", "whole numbers have no clip value and no parameter and write 0")
+    if header.parameter != 0:
+        raise PayloadError("step", "whole numbers have no parameter and write 0")
     low = unpacked(body[:plain], header.active, shift)
     if packed(low, shift) != body[:plain]:
         raise PayloadError("body", "the padding of the low bits is not zero")

@@ -27,9 +27,8 @@ from fedspa.engine.native.chain import describe
 from fedspa.engine.native.library import Level
 from fedspa.errors import ConfigError, DataError, PrivacyError
 from fedspa.examples import Tree, tensors
-from fedspa.mechanisms.base import LARGEST_CLIP, SMALLEST_CLIP, Clipping
+from fedspa.mechanisms.base import Clipping
 from fedspa.mechanisms.clipping import CLIP_MARGIN
-from fedspa.mechanisms.gaussian.plan import CLIP_QUANTILE, CLIP_RATE
 from fedspa.randomness.streams import derive_key
 
 
@@ -125,8 +124,7 @@ class NativeEngine(Engine):
         for agent in sorted(agents, key=lambda agent: agent.code == library.STOPPED):
             _check(agent.code, agent.task.held, self._dimension)
         return [
-            LocalResult(each.delta.to(theta.device, theta.dtype), agent.clip if task.plan else 0.0, agent.zeroed)
-            for task, each, agent in zip(tasks, prepared, agents)
+            LocalResult(each.delta.to(theta.device, theta.dtype), agent.zeroed) for each, agent in zip(prepared, agents)
         ]
 
     def _call(self, agents: Array[library.Agent], start: Tensor, stop: c_int32, kept: Sequence[_Prepared]) -> None:
@@ -189,11 +187,7 @@ class NativeEngine(Engine):
         order.sampling_key[:], order.noise_key[:] = (derive_key(task.key, label) for label in ("sampling", "noise"))
         if plan is not None:
             order.clip_value, order.clip_margin = plan.clip_value, CLIP_MARGIN
-            order.noise_per_clip = plan.gradient_noise_multiplier * plan.clip_norm / plan.clip_value
-            order.quantile = plan.clip_rule == "quantile"
-            if order.quantile:
-                order.count_noise, order.clip_rate, order.clip_quantile = plan.count_noise, CLIP_RATE, CLIP_QUANTILE
-                order.smallest_clip, order.largest_clip = SMALLEST_CLIP, LARGEST_CLIP
+            order.noise_per_clip = plan.noise_multiplier * plan.clip_norm / plan.clip_value
         return _Prepared(agent, delta, (*held, coordinates))
 
 

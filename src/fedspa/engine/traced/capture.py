@@ -134,7 +134,10 @@ class _Guard(TorchFunctionMode):
         rule = _GUARDED.get(function)
         if rule is not None:
             return rule(self, function, *args, **kwargs)
-        return (_LAYERS.get(function, function) if self.layers else function)(*args, **kwargs)
+        whole = (
+            self.layers and function in _LAYERS and args and args[0].dtype == torch.float32
+        )  # as the kernels have it
+        return (_LAYERS[function] if whole else function)(*args, **kwargs)
 
     def held(self, index: Tensor, size: int, allowed: int | None = None) -> Tensor:
         lines = self.layers and index.ndim and len(index) == 1

@@ -22,7 +22,7 @@ from fedspa.errors import first_line
 from fedspa.examples import Examples, Tree, count, in_order, leaves, taken
 from fedspa.learning.agreement import Disagreement, Rows, require_agreement, synthetic_examples
 from fedspa.learning.flat import FlatModel
-from fedspa.learning.forward import Modes, in_modes, modes, torch_threads
+from fedspa.learning.forward import Modes, in_float32, in_modes, modes, torch_threads
 from fedspa.learning.tasks import PerPerson, Task
 from fedspa.learning.tasks.base import require_seeds
 from fedspa.mechanisms.clipping import GradientBlock
@@ -215,15 +215,23 @@ _SIZES = 1, 7
 
 
 def verify(model: FlatModel, modes: Modes, like: Examples, rows: Rows) -> None:
-    """Raise `Untraceable` unless `rows`, where Dropout keeps everything, are the gradients of single examples."""
+    """Raise `Untraceable` unless `rows`, under `_checked`, are the gradients of single examples."""
     examples = synthetic_examples(like, model.module, model.task)
     try:
         with in_modes(modes):
-            require_agreement(model, examples, rows, sizes=_SIZES, mode=_KeepAll)
+            require_agreement(model, examples, rows, sizes=_SIZES, mode=_checked)
     except Disagreement as error:
         raise Untraceable(
             f"its gradients of examples that are taken together are not those of single ones (parameters {error})"
         ) from error
+
+
+@contextmanager
+def _checked() -> Iterator[None]:
+    """How a trace and its module are compared: draws keep everything, and numbers of a lower precision are computed in
+    float32. Their rounding depends on the number of examples, and a wrong trace could not be told from it."""
+    with in_float32(), _KeepAll():  # type: ignore[no-untyped-call]
+        yield
 
 
 class _KeepAll(TorchDispatchMode):  # type: ignore[no-untyped-call]

@@ -143,24 +143,15 @@ def cut(
 
 
 @triton.jit(do_not_specialize=["examples", "tiles", "first"])
-def measure(
-    made, ends, clips, squares, alive, above, width, examples, tiles, first, parts,
-    COUNT: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
-    """Of one tile of a line: Σ g², and how many are not zero and how many above the clip. `ends` says how many of an
-    agent's columns are used."""
+def measure(made, ends, squares, width, examples, tiles, first, parts, BLOCK: tl.constexpr):
+    """Σ g² of one tile of a line. `ends` says how many of an agent's columns are used."""
     line = tl.program_id(1).to(tl.int64)
     agent = line // examples
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = at < tl.load(ends + agent * parts)
     g = tl.load(made + line * width + at, inside, other=0.0)
     wide = g.to(tl.float64)
-    to = line * tiles + first + tl.program_id(0)
-    tl.store(squares + to, tl.sum(wide * wide, 0))
-    if COUNT:
-        length = tl.abs(wide)
-        tl.store(alive + to, tl.sum(tl.where(length > 0, 1, 0), 0).to(tl.float64))
-        tl.store(above + to, tl.sum(tl.where(length > tl.load(clips + agent), 1, 0), 0).to(tl.float64))
+    tl.store(squares + line * tiles + first + tl.program_id(0), tl.sum(wide * wide, 0))
 
 
 MARGIN = tl.constexpr(CLIP_MARGIN)
@@ -169,22 +160,17 @@ TINY = tl.constexpr(1.1754943508222875e-38)  # float32's least normal number
 
 @triton.jit(do_not_specialize=["examples", "first", "tiles"])
 def weigh(
-    squares, alive, above, readable, index, counts, step, clips, factors, shares, zeroed,
-    agents, capacity, examples, first, tiles, L2: tl.constexpr, COUNT: tl.constexpr, BLOCK: tl.constexpr,
+    squares, readable, index, counts, step, clips, factors, zeroed,
+    agents, capacity, examples, first, tiles, L2: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """An example's tiles put together: its factor, C/‖g‖ or less, 0 where it has no gradient or its place is empty;
-    and how much the bound leaves alone (`share_below`). Examples without a gradient are counted."""
+    """An example's tiles put together: its factor, C/‖g‖ or less, 0 where it has no gradient or its place is empty.
+    Examples without a gradient are counted."""
     line, s = tl.program_id(0).to(tl.int64), tl.load(step)
     agent, place = line // examples, first + line % examples
     total = tl.zeros([BLOCK], dtype=tl.float64)
-    some = tl.zeros([BLOCK], dtype=tl.float64)
-    more = tl.zeros([BLOCK], dtype=tl.float64)
     for t0 in range(0, tiles, BLOCK):
         t = t0 + tl.arange(0, BLOCK)
         total += tl.load(squares + line * tiles + t, t < tiles, other=0.0)
-        if COUNT:
-            some += tl.load(alive + line * tiles + t, t < tiles, other=0.0)
-            more += tl.load(above + line * tiles + t, t < tiles, other=0.0)
     square, clip = tl.sum(total, 0), tl.load(clips + agent)
     there = (place < tl.load(counts + s * agents + agent)) & (
         tl.load(index + (s * agents + agent) * capacity + place) >= 0
@@ -195,13 +181,6 @@ def weigh(
     tl.store(factors + line, tl.where(there & counted & (factor >= TINY), factor, 0.0))
     if there & (counted == 0):
         tl.atomic_add(zeroed + agent, 1)
-    if COUNT:
-        share = (
-            tl.where(norm <= clip, 1.0, 0.0).to(tl.float64)
-            if L2
-            else 1 - tl.sum(more, 0) / tl.maximum(tl.sum(some, 0), 1.0)
-        )
-        tl.store(shares + agent * capacity + place, tl.where(there, tl.where(counted, share, 1.0), 0.5))
 
 
 @triton.jit(do_not_specialize=["examples"])
@@ -289,11 +268,10 @@ def _pair(low0, high0, low1, high1, at, out, active, LANES: tl.constexpr):
 
 @triton.jit
 def noise(keys, step, out, active, LANES: tl.constexpr):
-    """Standard normals out[w, active + 1]: draw 0 by all programs but the last, which adds one value of draw 1."""
+    """Standard normals out[w, active]."""
     group, agent = tl.program_id(0), tl.program_id(1)
-    last = group == tl.num_programs(0) - 1
     lane = tl.arange(0, LANES)
-    block = tl.where(last, 0, group) * LANES + lane
+    block = group * LANES + lane
     zero = tl.zeros([LANES], dtype=tl.uint32)
     key = keys + agent * 8
     k0, k1 = _word(tl.load(key), zero), _word(tl.load(key + 1), zero)
@@ -303,7 +281,7 @@ def noise(keys, step, out, active, LANES: tl.constexpr):
     x0, x1, x2, x3 = zero + 0x61707865, zero + 0x3320646E, zero + 0x79622D32, zero + 0x6B206574
     x4, x5, x6, x7, x8, x9, x10, x11 = k0, k1, k2, k3, k4, k5, k6, k7
     x12, x13 = block.to(tl.uint32), _word(tl.load(step), zero)
-    x14, x15 = zero + tl.where(last, 1, 0).to(tl.uint32), zero
+    x14, x15 = zero, zero
     for _ in range(10):
         x0, x4, x8, x12 = _quarter(x0, x4, x8, x12)
         x1, x5, x9, x13 = _quarter(x1, x5, x9, x13)
@@ -318,14 +296,12 @@ def noise(keys, step, out, active, LANES: tl.constexpr):
     x8, x9, x10, x11 = x8 + k4, x9 + k5, x10 + k6, x11 + k7
     x12 += block.to(tl.uint32)
     x13 += _word(tl.load(step), zero)
-    x14 += tl.where(last, 1, 0).to(tl.uint32)
-    to = out + agent.to(tl.int64) * (active + 1)
-    at = tl.where(last, active, group * (8 * LANES)) + lane
-    size = tl.where(last, active + 1, active)
-    _pair(x0, x1, x2, x3, at, to, size, LANES)
-    _pair(x4, x5, x6, x7, at + 2 * LANES, to, size, LANES)
-    _pair(x8, x9, x10, x11, at + 4 * LANES, to, size, LANES)
-    _pair(x12, x13, x14, x15, at + 6 * LANES, to, size, LANES)
+    to = out + agent.to(tl.int64) * active
+    at = group * (8 * LANES) + lane
+    _pair(x0, x1, x2, x3, at, to, active, LANES)
+    _pair(x4, x5, x6, x7, at + 2 * LANES, to, active, LANES)
+    _pair(x8, x9, x10, x11, at + 4 * LANES, to, active, LANES)
+    _pair(x12, x13, x14, x15, at + 6 * LANES, to, active, LANES)
 
 
 @triton.jit
@@ -343,26 +319,7 @@ def take_step(
         at = tl.load(coordinates + agent * active + i, valid, other=0)
     total = tl.load(sums + agent * dimension + at, valid, other=0.0)
     sigma = tl.load(sigmas + agent) * tl.load(clips + agent)
-    total += sigma * tl.load(noise + agent * (active + 1) + i, valid, other=0.0)
+    total += sigma * tl.load(noise + agent * active + i, valid, other=0.0)
     mean = total / tl.load(batches + agent)
     local = theta + agent * dimension + at
     tl.store(local, tl.load(local, valid, other=0.0) - (tl.load(sizes + agent) * mean).to(tl.float32), valid)
-
-
-@triton.jit
-def move_clip(
-    shares, noise, clips, count_sigmas, batches, counts, step, agents, capacity, active,
-    RATE: tl.constexpr, QUANTILE: tl.constexpr, LEAST: tl.constexpr, MOST: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
-    """The private quantile (`noisy_mean`): log C moves by −RATE · (noisy share below C − QUANTILE), within bounds."""
-    agent = tl.program_id(0)
-    count = tl.load(counts + tl.load(step) * agents + agent)
-    total = tl.zeros([BLOCK], dtype=tl.float64)
-    for r0 in range(0, count, BLOCK):
-        r = r0 + tl.arange(0, BLOCK)
-        total += tl.where(r < count, tl.load(shares + agent * capacity + r, r < count, other=0.0) - 0.5, 0.0)
-    drawn = tl.load(noise + agent.to(tl.int64) * (active + 1) + active)
-    noisy = tl.sum(total, 0) + tl.load(count_sigmas + agent) * drawn
-    share = 0.5 + noisy / tl.load(batches + agent)
-    moved = tl.load(clips + agent) * tl.exp(-RATE * (share - QUANTILE))
-    tl.store(clips + agent, tl.minimum(tl.maximum(moved, LEAST), MOST))

@@ -57,9 +57,9 @@ class Rounds:
             for start in range(0, len(members), at_once):
                 chosen = members[start : start + at_once]
                 held = self._run(theta, kind, [tasks[i] for i in chosen], min(at_once, len(members))).round
-                deltas, clips, zeroed = held.deltas(theta), held.clips.tolist(), held.zeroed.tolist()
+                deltas, zeroed = held.deltas(theta), held.zeroed.tolist()
                 for w, i in enumerate(chosen):
-                    results[i] = LocalResult(deltas[w].clone(), clips[w], zeroed[w])
+                    results[i] = LocalResult(deltas[w].clone(), zeroed[w])
         return [results[i] for i in range(len(tasks))]
 
     def _run(self, theta: Tensor, kind: Key, tasks: Sequence[LocalTask], agents: int) -> Stack:
@@ -106,7 +106,6 @@ class Rounds:
             active=plan.active,
             masked=tasks[0].coordinates is not None,
             clip=plan.clip,
-            quantile=plan.clip_rule == "quantile",
             width=-(-width // 16) * 16,
         )
         del before
@@ -171,7 +170,7 @@ def _kind(task: LocalTask) -> Key:
     """What two tasks must have in common to be stacked."""
     assert task.plan is not None
     active = None if task.coordinates is None else task.coordinates.numel()
-    return active, task.plan.clip, task.plan.clip_rule == "quantile", task.local_steps
+    return active, task.plan.clip, task.local_steps
 
 
 # Uniforms made at a time.

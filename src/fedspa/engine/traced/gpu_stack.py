@@ -48,7 +48,6 @@ class Shape:
     active: int
     masked: bool
     clip: str
-    quantile: bool
     width: int
 
 
@@ -68,13 +67,10 @@ class RoundBuffers:
         self.step = make(1, dtype=torch.int32)
         self.coordinates = make(agents, s.active if s.masked else 1, dtype=torch.int64)
         self.keys = make(agents, 8, dtype=torch.int32)
-        self.clips, self.sigmas, self.count_sigmas, self.batches, self.sizes = (
-            make(agents, dtype=torch.float64) for _ in range(5)
-        )
+        self.clips, self.sigmas, self.batches, self.sizes = (make(agents, dtype=torch.float64) for _ in range(4))
         self.zeroed = make(agents, dtype=torch.int64)
-        self.noise = make(agents, s.active + 1, dtype=torch.float64)
+        self.noise = make(agents, s.active, dtype=torch.float64)
         self.sums = make(agents, s.dimension, dtype=torch.float64)
-        self.shares = torch.full((agents, capacity), 0.5, dtype=torch.float64, device=device)
 
     def load(self, theta: Tensor, tasks: Sequence[LocalTask]) -> None:
         """Fill the buffers for a round, but for its records and batches."""
@@ -86,9 +82,7 @@ class RoundBuffers:
         self.keys.copy_(torch.from_numpy(np.frombuffer(keys, dtype="<i4").reshape(-1, 8).copy()))
         plans = [task.plan for task in tasks if task.plan is not None]
         _fill(self.clips, [p.clip_value for p in plans])
-        _fill(self.sigmas, [p.gradient_noise_multiplier * p.clip_norm / p.clip_value for p in plans])
-        if self._shape.quantile:
-            _fill(self.count_sigmas, [p.count_noise for p in plans])
+        _fill(self.sigmas, [p.noise_multiplier * p.clip_norm / p.clip_value for p in plans])
         _fill(self.batches, [task.batch for task in tasks])
         _fill(self.sizes, [task.local_lr * task.scale for task in tasks])
         self.step.zero_()
@@ -328,7 +322,7 @@ class Stack:
     def _graph(self, places: int) -> Any:
         held = self.round
         if places not in self._graphs:
-            changed = (held.theta, held.clips, held.step, held.zeroed)
+            changed = (held.theta, held.step, held.zeroed)
             kept = [t.clone() for t in changed]
             side = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
             side.wait_stream(torch.cuda.current_stream(self._device))

@@ -15,12 +15,9 @@ from torch import Tensor
 
 from fedspa.engine.traced import gpu_kernels, gpu_layers, ops
 from fedspa.engine.traced.gpu_stack import TILE, UNITS, Columns, Parameters, RoundBuffers, Shape, Tokens
-from fedspa.mechanisms.base import LARGEST_CLIP, SMALLEST_CLIP
-from fedspa.mechanisms.gaussian.plan import CLIP_QUANTILE, CLIP_RATE
 
 # Noise is by ChaCha20 (RFC 8439): additions, rotations and xors of 32-bit words. Word 12 is the block counter, 13 the
-# local step and 14 the draw within it (0: gradients, 1: the private quantile). A lane turns one 64-byte block
-# into 8 values; LANES neighbouring lanes write 8 runs of LANES values.
+# local step. A lane turns one 64-byte block into 8 values; LANES neighbouring lanes write 8 runs of LANES values.
 LANES = 64
 GROUP = 8 * LANES
 
@@ -292,7 +289,7 @@ class Kernels:
 
     def draw_noise(self) -> None:
         held, s = self._held, self._shape
-        grid = (math.ceil(s.active / GROUP) + 1, s.agents)
+        grid = (math.ceil(s.active / GROUP), s.agents)
         gpu_kernels.noise[grid](held.keys, held.step, held.noise, s.active, LANES=LANES, num_warps=2)
 
     def spread(self, parameters: Parameters) -> None:
@@ -356,10 +353,7 @@ class Kernels:
         held, s, (agents, examples, width) = self._held, self._shape, rows.shape
         sizes = [math.prod(each.values.shape[2:]) for each in tokens]
         tiles = [math.ceil(size / _TILE) for size in (width, *sizes)]
-        squares, alive, above = (
-            torch.empty(agents, examples, sum(tiles) if wanted else 1, dtype=torch.float64, device=rows.device)
-            for wanted in (True, s.quantile, s.quantile)
-        )
+        squares = torch.empty(agents, examples, sum(tiles), dtype=torch.float64, device=rows.device)
         whole = [torch.full((1,), size, dtype=torch.int32, device=rows.device) for size in sizes]
         used = columns.lines_of(columns.firsts)
         first = 0
@@ -368,15 +362,14 @@ class Kernels:
             (used, *[0] * len(sizes)),
         ):  # fmt: skip
             gpu_kernels.measure[(several, agents * examples)](
-                *(values, ends, held.clips, squares, alive, above, size, examples, sum(tiles), first, parts),
-                COUNT=s.quantile, BLOCK=_TILE,
-            )  # fmt: skip
+                values, ends, squares, size, examples, sum(tiles), first, parts, BLOCK=_TILE
+            )
             first += several
         factors = torch.empty(agents, examples, dtype=torch.float64, device=rows.device)
         gpu_kernels.weigh[(agents * examples,)](
-            *(squares, alive, above, readable.contiguous().view(torch.uint8), held.index, held.counts, held.step),
-            *(held.clips, factors, held.shares, held.zeroed, agents, s.capacity, examples, start, sum(tiles)),
-            L2=s.clip == "l2", COUNT=s.quantile, BLOCK=128, num_warps=1,
+            *(squares, readable.contiguous().view(torch.uint8), held.index, held.counts, held.step),
+            *(held.clips, factors, held.zeroed, agents, s.capacity, examples, start, sum(tiles)),
+            L2=s.clip == "l2", BLOCK=128, num_warps=1,
         )  # fmt: skip
         return factors
 
@@ -405,10 +398,4 @@ class Kernels:
             *(held.theta, held.coordinates, held.sums, held.noise, held.clips, held.sigmas, held.batches, held.sizes),
             *(s.dimension, s.active), MASKED=s.masked, BLOCK=256,
         )  # fmt: skip
-        if s.quantile:
-            gpu_kernels.move_clip[(s.agents,)](
-                *(held.shares, held.noise, held.clips, held.count_sigmas, held.batches, held.counts, held.step),
-                *(s.agents, s.capacity, s.active),
-                RATE=CLIP_RATE, QUANTILE=CLIP_QUANTILE, LEAST=SMALLEST_CLIP, MOST=LARGEST_CLIP, BLOCK=64, num_warps=1,
-            )  # fmt: skip
         held.step.add_(1)

@@ -259,7 +259,6 @@ def check(config: Mapping[str, Any]) -> None:
         ("algorithm.coding", ("int", None), "whole numbers travel"),
         ("privacy.sampling", ("poisson",), "every record takes part"),
         ("privacy.clip", ("l2",), "noise is a share of the bound on a gradient's norm"),
-        ("privacy.clip_rule", ("given",), "all members' numbers must have one scale"),
     )
     for key, allowed, why in only:
         if config[key] not in allowed:

@@ -66,8 +66,7 @@ def make_grid(clip: Clipping, clip_value: float, active: int, noise_multiplier: 
     """Return the grid of a sum over `active` coordinates whose noise is `noise_multiplier` × the bound on an example's
     norm.
 
-    For a plan: `make_grid(plan.clip, plan.clip_value, plan.active, plan.gradient_noise_multiplier)`. The count of a
-    private clip is one coordinate of ±½: `make_grid("coordinate", 0.5, 1, 2 * plan.count_noise)`. The limits are
+    For a plan: `make_grid(plan.clip, plan.clip_value, plan.active, plan.noise_multiplier)`. The limits are
     rounded down in exact arithmetic, so the noise multiplier that really holds is never below the one given.
     """
     if not (math.isfinite(noise_multiplier) and 2.0**-20 <= noise_multiplier <= 2.0**20):

@@ -28,7 +28,6 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from fedspa.errors import PrivacyError
 from fedspa.mechanisms.base import (
     Clipping,
-    ClipRule,
     Mechanism,
     Plan,
     PlanRequest,
@@ -142,19 +141,6 @@ def _width(neighbours: Neighbours) -> int:
     return 1 if neighbours == "add-remove" else 2
 
 
-# A privately chosen clip (rule "quantile") takes this much more noise on the gradients: 2 %, so that the noisy count of
-# clipped examples fits into the same accounted release.
-QUANTILE_NOISE_FACTOR = 1.02
-
-# The quantile that a private clip steers to, and how fast (Andrew et al. 2021): a step moves log C by about RATE times
-# the noisy share's distance from it. At the paper's settings that share has a standard deviation of 0.46 per step;
-# RATE = 0.02 averages over some hundred steps.
-CLIP_QUANTILE = 0.5
-CLIP_RATE = 0.02
-# However long and noisy a participation: a clip that moves by more than e¹⁰ in it is no honest one.
-LARGEST_LOG_GROWTH = 10.0
-
-
 @dataclass(frozen=True, slots=True)
 class GaussianPlan(Plan):
     """The terms of every agent. Units: gradients for `clip_value`; `noise_multiplier` as in `GaussianEvent`.
@@ -179,7 +165,6 @@ class GaussianPlan(Plan):
     noise_multiplier: float
     neighbours: Neighbours
     delta: float
-    clip_rule: ClipRule = "given"
     unit: Unit = "record"
 
     if TYPE_CHECKING:
@@ -203,55 +188,24 @@ class GaussianPlan(Plan):
         return self.clip_norm if self.neighbours == "add-remove" else 2 * self.clip_norm
 
     @property
-    def gradient_noise_multiplier(self) -> float:
-        """Noise on the gradient sum in units of `clip_norm`; above `noise_multiplier` where the clip is private."""
-        factor = QUANTILE_NOISE_FACTOR if self.clip_rule == "quantile" else 1.0
-        return factor * self.noise_multiplier
-
-    @property
-    def count_noise(self) -> float:
-        """σ_b, the noise on the count of clipped examples (rule "quantile" only).
-
-        An example adds (g, b − ½) with |g| ≤ C and b a bit; the pair costs like one Gaussian of multiplier z when
-        z_g⁻² + (2σ_b)⁻² = z⁻². Replace-one doubles both parts, so the same σ_b serves both relations.
-        """
-        if self.clip_rule != "quantile":
-            raise PrivacyError(f"clip rule {self.clip_rule!r} has no count")
-        z, z_g = self.noise_multiplier, self.gradient_noise_multiplier
-        return 0.5 / math.sqrt(z**-2 - z_g**-2)
-
-    @property
     def sigma(self) -> float:
         """σ of Algorithm 1: noise per coordinate of the *mean* gradient (sum over B), before the 1/p scaling."""
-        return self.gradient_noise_multiplier * self.clip_norm / self.batch
-
-    @property
-    def clip_growth(self) -> float:
-        """How far the clip value can plausibly rise within a participation: all examples clipped, noise at 8σ."""
-        if self.clip_rule != "quantile":
-            return 1.0
-        noise = 8 * math.sqrt(self.local_steps) * self.count_noise / self.batch
-        return math.exp(min(CLIP_RATE * (CLIP_QUANTILE * self.local_steps + noise), LARGEST_LOG_GROWTH))
+        return self.noise_multiplier * self.clip_norm / self.batch
 
     def update_bound(self, local_lr: float, scale: float) -> float:
         """Signal: every sampled example pulls the coordinate to its clip, and ten times as many are sampled as the plan
-        expects (an agent may hold more records than the plan names). Noise: 12 standard deviations. A clip that follows
-        a quantile may have grown in the meantime."""
+        expects (an agent may hold more records than the plan names). Noise: 12 standard deviations."""
         examples = 10 * self.local_steps * self.batch + 50
         signal = local_lr * scale * self.clip_value * examples / self.batch
-        return (signal + 12 * self.update_noise(local_lr, scale)) * self.clip_growth
+        return signal + 12 * self.update_noise(local_lr, scale)
 
-    def scoring(self, models: int) -> GaussianPlan | None:
+    def scoring(self, models: int) -> GaussianPlan:
         """A record's scores have norm √models: the plan's noise is that many times its multiplier."""
-        if self.clip_rule != "given":
-            return None
         return replace(self, dimension=models, active=models, clip="coordinate", clip_value=1.0)
 
     def check_sendable(self, *, exact: bool) -> None:
         if exact:
-            make_grid(self.clip, self.clip_value, self.active, self.gradient_noise_multiplier)
-            if self.clip_rule == "quantile":
-                make_grid("coordinate", 0.5, 1, 2 * self.count_noise)
+            make_grid(self.clip, self.clip_value, self.active, self.noise_multiplier)
 
     def report_rows(self) -> list[tuple[str, str, str]]:
         return [

@@ -14,11 +14,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedspa.mechanisms.base import CLIP_UNITS, LARGEST_CLIP, SMALLEST_CLIP, Clipping
-from fedspa.mechanisms.clipping import GradientBlock, RowSum, clip_rows, share_below
+from fedspa.mechanisms.base import CLIP_UNITS, Clipping
+from fedspa.mechanisms.clipping import GradientBlock, RowSum, clip_rows
 from fedspa.mechanisms.gaussian import exact
 from fedspa.mechanisms.gaussian.exact import Grid, make_grid
-from fedspa.mechanisms.gaussian.plan import CLIP_QUANTILE, CLIP_RATE, GaussianPlan
+from fedspa.mechanisms.gaussian.plan import GaussianPlan
 from fedspa.randomness.streams import Stream
 
 # A row of at most this float64 norm has a square sum below 2^63: int64 adds it exactly.
@@ -28,38 +28,22 @@ _VALUES_AT_ONCE = 1 << 16
 
 def noisy_mean(
     chunks: Iterable[Tensor | GradientBlock], plan: GaussianPlan, noise: Stream, *, on_grid: bool = False
-) -> tuple[Tensor, float]:
-    """Noisy mean gradient on the k active coordinates (float64), and the clip value for the next step.
+) -> Tensor:
+    """Return the noisy mean gradient on the k active coordinates, in float64.
 
     `chunks` are the sampled examples' gradients, already cut to the mask, as [b, k] blocks: any number of blocks of any
     size, none included. The sum is divided by the plan's public B, never by the number of rows. `on_grid` sums and
     noises in integers (noise mode `exact`).
     """
-    gradients = _NoisySum(plan.clip, plan.clip_value, plan.active, plan.gradient_noise_multiplier, on_grid)
-    # Each example adds its share minus ½, a number in [−½, ½]: a clipped gradient of one coordinate.
-    adaptive = plan.clip_rule == "quantile"
-    shares = _NoisySum("coordinate", 0.5, 1, 2 * plan.count_noise, on_grid) if adaptive else None
+    gradients = _NoisySum(plan.clip, plan.clip_value, plan.active, plan.noise_multiplier, on_grid)
     for rows in chunks:
         if isinstance(rows, GradientBlock) and on_grid:
             rows = rows.rows()
-        if shares is not None:
-            below = (
-                rows.share_below(plan.clip, plan.clip_value)
-                if isinstance(rows, GradientBlock)
-                else share_below(rows, plan.clip, plan.clip_value)
-            )
-            shares.add((below - 0.5).unsqueeze(1))
         if isinstance(rows, GradientBlock):
             gradients.add_sums(len(rows), rows.clipped(plan.clip, plan.clip_value))
         else:
             gradients.add(clip_rows(rows, plan.clip, plan.clip_value))
-    mean = gradients.release(noise) / plan.batch
-    if shares is None:
-        return mean, plan.clip_value
-    share = 0.5 + float(shares.release(noise)) / plan.batch
-    # No share is so noisy that the exponential overflows: the clip is held within its limits in any case.
-    moved = plan.clip_value * math.exp(min(-CLIP_RATE * (share - CLIP_QUANTILE), 500.0))
-    return mean, min(max(moved, SMALLEST_CLIP), LARGEST_CLIP)
+    return gradients.release(noise) / plan.batch
 
 
 class _NoisySum:

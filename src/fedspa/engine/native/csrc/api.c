@@ -73,8 +73,8 @@ static void *train_agents(void *shared) {
         struct fedspa_agent *agent = round->agents + i;
         agent->code = task_fault(agent->net, &agent->task);
         if (agent->code == FEDSPA_OK)
-            agent->code = round->level->train(agent->net, round->theta, &agent->task, agent->delta, &agent->clip,
-                                              &agent->zeroed, round->stop);
+            agent->code = round->level->train(agent->net, round->theta, &agent->task, agent->delta, &agent->zeroed,
+                                              round->stop);
         if (agent->code != FEDSPA_OK) __atomic_store_n(round->stop, 1, __ATOMIC_RELAXED); /* nobody waits for the others */
     }
     return NULL;

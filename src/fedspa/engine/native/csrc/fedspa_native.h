@@ -8,7 +8,7 @@
 
 #include <stdint.h>
 
-#define FEDSPA_ABI 13
+#define FEDSPA_ABI 14
 
 enum { LAYER_CONV, LAYER_LINEAR, LAYER_MAXPOOL, LAYER_AVGPOOL, LAYER_RELU, LAYER_TANH, LAYER_FLATTEN };
 
@@ -35,13 +35,12 @@ struct fedspa_task {
     const int64_t *coordinates; /* sorted, or NULL: all of them */
     int64_t active;             /* k */
     int64_t steps, batch;
-    int64_t sampling, clip, quantile;
+    int64_t sampling, clip;
     double rate;            /* Poisson: chance of a record */
     double step_size;       /* local_lr * scale */
     double clip_value;
     double noise_per_clip;  /* standard deviation of the noise on the sum, in units of clip_value */
     double clip_margin;     /* what a clipped gradient stays below the clip value by, relatively */
-    double count_noise, clip_rate, clip_quantile, smallest_clip, largest_clip; /* private quantile only */
     uint8_t sampling_key[32], noise_key[32];
 };
 
@@ -55,7 +54,6 @@ struct fedspa_agent {
     const struct fedspa_net *net;
     struct fedspa_task task;
     float *delta;   /* k values */
-    double clip;    /* the clip value after the last step */
     int64_t zeroed; /* sampled examples, over all steps, that counted as zero */
     int64_t code;
 };

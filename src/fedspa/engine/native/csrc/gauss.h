@@ -137,12 +137,4 @@ PHASE void gauss_pairs(const struct stream *stream, int64_t half, int64_t i, int
     }
 }
 
-/* One block of n values, n even and at most GAUSS_BLOCK. */
-static void gauss_block(struct stream *stream, int64_t n, double *values) {
-    const int64_t half = n / 2;
-    for (int64_t i = 0; i < half; i += GAUSS_STEP)
-        gauss_pairs(stream, half, i, half - i < GAUSS_STEP ? half - i : GAUSS_STEP, values + i, values + half + i);
-    stream->position += (uint64_t)n;
-}
-
 #endif

@@ -1,4 +1,4 @@
-/* What happens to a chunk's gradients once the derivatives are known: added; scaled, clamped and added; looked at; measured. */
+/* What happens to a chunk's gradients once the derivatives are known: added; scaled, clamped and added; measured. */
 #ifndef FEDSPA_GRADIENTS_H
 #define FEDSPA_GRADIENTS_H
 
@@ -46,10 +46,10 @@ static int cut_weights(struct work *w) {
     return !w->failed;
 }
 
-enum { GRADIENT_ADD, GRADIENT_ADD_SCALED, GRADIENT_LOOK, GRADIENT_NORM };
+enum { GRADIENT_ADD, GRADIENT_ADD_SCALED, GRADIENT_NORM };
 
 /* Piece p of a row. */
-INLINE void one_piece(struct work *w, int i, int r, int p, const struct list *l, int what, float bound) {
+INLINE void one_piece(struct work *w, int i, int r, int p, const struct list *l, int what) {
     const struct op *op = w->net->ops + i;
     const struct pieces *pieces = w->pieces + i;
     const struct piece *piece = pieces->piece + (int64_t)r * pieces->stride + p;
@@ -61,8 +61,7 @@ INLINE void one_piece(struct work *w, int i, int r, int p, const struct list *l,
     else if (what == GRADIENT_ADD_SCALED && op->linear && !w->several) /* by the layer: by the list, company would decide the rounding */
         use->scaled_products(x, l, piece, w->units + row, w->factor, w->most);
     else if (what == GRADIENT_ADD_SCALED) use->add_scaled(x, l, piece, w->units + row, w->factor, w->most);
-    else if (what == GRADIENT_LOOK) use->look(x, l, piece, w->active + row, bound, w->looks);
-    else use->norm(x, l, piece, w->active + row, w->looks);
+    else use->norm(x, l, piece, w->active + row, w->squares);
 }
 
 INLINE V alive_deltas(const struct op *op, const float *delta, const float *unit, int32_t at) {
@@ -72,7 +71,7 @@ INLINE V alive_deltas(const struct op *op, const float *delta, const float *unit
 
 /* The biases' gradients: an example's deltas summed over its records' pixels, a vector of channels at a time. What a vector holds
  * behind the last channel goes to the padding. */
-PHASE void bias_gradients(struct work *w, int i, int n, int what, float bound) {
+PHASE void bias_gradients(struct work *w, int i, int n, int what) {
     const struct op *op = w->net->ops + i;
     const struct buffer *out = w->net->buffers + i + 1;
     const int units = out->height * out->width;
@@ -99,10 +98,8 @@ PHASE void bias_gradients(struct work *w, int i, int n, int what, float bound) {
             else if (what == GRADIENT_ADD_SCALED)
                 store_int(w->units + at, load_int(w->units + at) + to_units(splat(w->factor[example]) * sum, splat(w->most)));
             else {
-                struct look *look = w->looks + example;
-                sum = (V)((I)sum & load_int(w->active + at));
-                if (what == GRADIENT_NORM) look->lanes = add_squares(look->lanes, sum);
-                else look_at(look, 1, &sum, bound);
+                D *lanes = &w->squares[example].lanes;
+                *lanes = add_squares(*lanes, (V)((I)sum & load_int(w->active + at)));
             }
         }
     }
@@ -128,13 +125,13 @@ PHASE void bound_linear(struct work *w, int i, int n) {
         for (int r = 0; r < op->outputs; r++)
             if (!op->relu || unit[r] > 0) deltas += (double)delta[r] * delta[r];
         const double norm = sqrt(inputs * deltas) * (1 + 0x1p-23) + ldexp(sqrt((double)op->outputs * op->run), -149);
-        w->looks[e].squares += norm * norm + (op->bias < 0 ? 0 : deltas);
-        w->looks[e].broken |= !(norm < FLT_MAX);
+        w->squares[e].linear += norm * norm + (op->bias < 0 ? 0 : deltas);
+        w->squares[e].broken |= !(norm < FLT_MAX);
     }
 }
 
 /* The weights of one operation: a block of output channels after the other, and within it piece by piece. */
-static void block_gradients(struct work *w, int i, int n, int what, float bound) {
+static void block_gradients(struct work *w, int i, int n, int what) {
     const struct op *op = w->net->ops + i;
 #if LEVEL == 2
     const struct buffer *out = w->net->buffers + i + 1;
@@ -150,12 +147,12 @@ static void block_gradients(struct work *w, int i, int n, int what, float bound)
         build_lists(w, i, first, n);
         for (int p = 0; p < w->pieces[i].each; p++)
             for (int o = 0; o < block && first + o < op->outputs; o++)
-                if (w->lists[o].count > 0) one_piece(w, i, first + o, p, w->lists + o, what, bound);
+                if (w->lists[o].count > 0) one_piece(w, i, first + o, p, w->lists + o, what);
     }
 }
 
 /* `what` happens to the gradients of the examples that are not left out. */
-static void gradients(struct work *w, int n, int what, float bound) {
+static void gradients(struct work *w, int n, int what) {
     for (int i = w->net->count - 1; i >= 0; i--) {
         const struct op *op = w->net->ops + i;
         if (op->kind != OP_WEIGHTED) continue;
@@ -163,8 +160,8 @@ static void gradients(struct work *w, int n, int what, float bound) {
             bound_linear(w, i, n);
             continue;
         }
-        if (op->bias >= 0) bias_gradients(w, i, n, what, bound);
-        block_gradients(w, i, n, what, bound);
+        if (op->bias >= 0) bias_gradients(w, i, n, what);
+        block_gradients(w, i, n, what);
     }
 }
 

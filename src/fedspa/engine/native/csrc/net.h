@@ -83,8 +83,8 @@ int64_t task_fault(const struct fedspa_net *net, const struct fedspa_task *task)
 
 /* What is compiled once per instruction set (level.h). */
 struct level {
-    int64_t (*train)(const struct fedspa_net *, const float *, const struct fedspa_task *, float *, double *,
-                     int64_t *, const int32_t *);
+    int64_t (*train)(const struct fedspa_net *, const float *, const struct fedspa_task *, float *, int64_t *,
+                     const int32_t *);
     int64_t (*sum)(const struct fedspa_net *, const float *, const struct fedspa_task *, int64_t *, int64_t *);
     int64_t (*logits)(const struct fedspa_net *, const float *, const float *, int64_t, float *);
 };

@@ -7,12 +7,6 @@
 #include "gradients.h"
 #include "passes.h"
 
-/* The greatest float32 that is not above the plan's bound. */
-static float bound_below(double clip_value) {
-    float bound = (float)clip_value;
-    return (double)bound > clip_value ? nextafterf(bound, 0) : bound;
-}
-
 /* What turns a gradient into units, with CLIP_UNITS of them to `size`. */
 static float units_per(double size) {
     const double factor = CLIP_UNITS / size;
@@ -46,29 +40,18 @@ static int leave_out_strange(struct work *w, const struct fedspa_task *task, int
     return zeroed;
 }
 
-/* From a look at each example's gradient: what it is multiplied by, and the sum of its shares within the bound minus
- * one half. A gradient that is not finite counts as zero. */
-static double judge(struct work *w, int n, const struct fedspa_task *task, double clip_value) {
-    double centred = 0;
+/* The factor of each example from the norm of its gradient, under l2. A gradient that is not finite counts as zero. */
+static void set_factors(struct work *w, int n, const struct fedspa_task *task) {
     for (int e = 0; e < n; e++) {
-        const struct look *look = w->looks + e;
-        const double squares = look->squares + sum_doubles(look->lanes);
-        int usable = !look->broken && isfinite(squares);
-        double share = 1, norm = sqrt(squares);
-        w->factor[e] = usable ? units_per(clip_value) : 0;
+        const struct square_sum *sum = w->squares + e;
+        const double squares = sum->linear + sum_doubles(sum->lanes), norm = sqrt(squares);
+        const int usable = !sum->broken && isfinite(squares);
         w->zeroed += !usable;
-        if (usable && task->clip == CLIP_L2) {
-            share = norm <= clip_value;
-            /* The margin covers the rounding of the factor and of its products (2^-24 each) and of the norm in float64
-             * (2^-53 per coordinate). */
-            const double kept = 1 - task->clip_margin;
-            if (norm > clip_value * kept) w->factor[e] = units_per(norm / kept);
-        } else if (usable) {
-            share = 1 - look->above / (look->nonzero > 1 ? look->nonzero : 1);
-        }
-        centred += share - 0.5;
+        /* The margin covers the rounding of the factor and of its products (2^-24 each) and of the norm in float64
+         * (2^-53 per coordinate). */
+        const double kept = 1 - task->clip_margin;
+        w->factor[e] = usable ? units_per(norm > task->clip_value * kept ? norm / kept : task->clip_value) : 0;
     }
-    return centred;
 }
 
 /* A convolution's weights as its forward pass wants them. */
@@ -114,45 +97,32 @@ static int lay_out(struct work *w, const struct fedspa_task *task, const int64_t
     return e;
 }
 
-/* Adds the clipped gradients of a chunk of n examples, which were laid out as so many records, to the sum; returns its
- * part of the centred share. */
-static double add_chunk(struct work *w, const struct fedspa_task *task, int n, int records, double clip_value) {
-    const float bound = bound_below(clip_value);
+/* Adds the clipped gradients of a chunk of n examples, which were laid out as so many records, to the sum. */
+static void add_chunk(struct work *w, const struct fedspa_task *task, int n, int records) {
     if (w->pending + n > UNITS_ROOM && task->clip != CLIP_NONE) fold(w);
     w->pending += n;
     load_examples(w, task, w->rows, records);
     forward(w, records);
     loss_deltas(w, task, records);
-    for (int e = 0; e < n; e++) w->factor[e] = task->clip == CLIP_NONE ? 1 : units_per(clip_value);
+    for (int e = 0; e < n; e++) w->factor[e] = task->clip == CLIP_NONE ? 1 : units_per(task->clip_value);
     const int wild = leave_out_wild(w, w->unit, 0, records) + leave_out_strange(w, task, records);
     propagate(w, records);
     if (task->clip == CLIP_NONE) {
-        gradients(w, records, GRADIENT_ADD, 0);
+        gradients(w, records, GRADIENT_ADD);
         /* Nothing is clipped, so nothing is left out either: a broken example breaks the step, as in torch. */
         if (wild)
             for (int64_t i = 0; i < w->net->layout; i++) w->sum[i] = NAN;
-        return 0;
+        return;
     }
-    if (task->clip == CLIP_COORDINATE && !task->quantile) {
-        /* Nothing looks at a gradient before it is clamped, and a NaN would become the bound. */
+    if (task->clip == CLIP_COORDINATE) {
+        /* A gradient is clamped before anything could see a NaN in it, which would become the bound. */
         w->zeroed += wild + leave_out_wild(w, w->delta, 1, records);
-        gradients(w, records, GRADIENT_ADD_SCALED, 0);
-        return 0;
+    } else {
+        for (int e = 0; e < n; e++) w->squares[e] = (struct square_sum){.broken = w->factor[e] == 0};
+        gradients(w, records, GRADIENT_NORM);
+        set_factors(w, n, task);
     }
-    for (int e = 0; e < n; e++) w->looks[e] = (struct look){.broken = w->factor[e] == 0};
-    gradients(w, records, task->clip == CLIP_L2 ? GRADIENT_NORM : GRADIENT_LOOK, bound);
-    double centred = judge(w, n, task, clip_value);
-    gradients(w, records, GRADIENT_ADD_SCALED, 0);
-    return centred;
-}
-
-/* Geometric step of the private clip towards its quantile. */
-static double next_clip(const struct fedspa_task *task, struct stream *noise, double clip_value, double centred) {
-    double pair[2];
-    gauss_block(noise, 2, pair);
-    double share = 0.5 + (centred + task->count_noise * pair[0]) / (double)task->batch;
-    double moved = clip_value * exp(-task->clip_rate * (share - task->clip_quantile));
-    return fmin(fmax(moved, task->smallest_clip), task->largest_clip);
+    gradients(w, records, GRADIENT_ADD_SCALED);
 }
 
 /* theta -= step_size * sum / B on the active coordinates. */
@@ -186,8 +156,8 @@ INLINE void move(struct work *w, int64_t from, int64_t to, const double *noise, 
 }
 
 /* As descend, with clipped gradients and noise, both in units until the noise has been added. */
-PHASE void release(struct work *w, const struct fedspa_task *task, struct stream *noise, double clip_value) {
-    const double step = task->step_size / (double)task->batch * clip_value / CLIP_UNITS;
+PHASE void release(struct work *w, const struct fedspa_task *task, struct stream *noise) {
+    const double step = task->step_size / (double)task->batch * task->clip_value / CLIP_UNITS;
     const double deviation = task->noise_per_clip * CLIP_UNITS;
     double first[GAUSS_STEP], second[GAUSS_STEP];
     for (int64_t start = 0; start < task->active; start += GAUSS_BLOCK) {
@@ -232,9 +202,8 @@ static void prepare_all_weights(struct work *w) {
         if (w->net->ops[i].kind == OP_WEIGHTED && !w->net->ops[i].linear) prepare_weights(w, w->net->ops + i);
 }
 
-/* A step's sum of clipped gradients; returns its part of the centred share. */
-static double add_batch(struct work *w, const struct fedspa_task *task, int64_t batch, double clip_value) {
-    double centred = 0;
+/* A step's sum of clipped gradients. */
+static void add_batch(struct work *w, const struct fedspa_task *task, int64_t batch) {
     clear(w, task);
     prepare_all_weights(w);
     const int64_t chunks = (batch + w->chunk - 1) / w->chunk; /* of about the same size */
@@ -242,10 +211,9 @@ static double add_batch(struct work *w, const struct fedspa_task *task, int64_t 
         const int64_t left = (task->counts ? batch : (c + 1) * batch / chunks) - from;
         int records;
         const int n = lay_out(w, task, w->chosen + from, left, &records);
-        centred += add_chunk(w, task, n, records, clip_value);
+        add_chunk(w, task, n, records);
         from += n;
     }
-    return centred;
 }
 
 static int64_t sum_clipped(const struct fedspa_net *net, const float *theta, const struct fedspa_task *task,
@@ -255,7 +223,7 @@ static int64_t sum_clipped(const struct fedspa_net *net, const float *theta, con
     const int made = work_new(&w, net, task) && place_parameters(&w, task, theta);
     if (made) {
         for (int64_t i = 0; i < task->records; i++) w.chosen[i] = task->numbers ? task->numbers[i] : i;
-        add_batch(&w, task, task->records, task->clip_value);
+        add_batch(&w, task, task->records);
         for (int64_t j = 0; j < task->active; j++) {
             const int32_t at = w.place[j];
             sum[j] = w.units[at] + (w.folded ? (int64_t)w.total[at] : 0);
@@ -287,7 +255,7 @@ static int64_t find_logits(const struct fedspa_net *net, const float *theta, con
 }
 
 static int64_t train_agent(const struct fedspa_net *net, const float *theta, const struct fedspa_task *task,
-                           float *delta, double *clip, int64_t *zeroed, const int32_t *stop) {
+                           float *delta, int64_t *zeroed, const int32_t *stop) {
     if (!labels_fit(net, task)) return FEDSPA_LABEL;
     struct work w;
     if (!work_new(&w, net, task) || !place_parameters(&w, task, theta)) {
@@ -297,7 +265,6 @@ static int64_t train_agent(const struct fedspa_net *net, const float *theta, con
     struct stream sampling, noise;
     stream_open(&sampling, task->sampling_key, LEVEL, 0);
     stream_open(&noise, task->noise_key, LEVEL, 0);
-    double clip_value = task->clip_value;
     int64_t step = 0;
     for (; step < task->steps && !__atomic_load_n(stop, __ATOMIC_RELAXED); step++) {
         int64_t batch = task->sampling == SAMPLE_POISSON
@@ -305,14 +272,12 @@ static int64_t train_agent(const struct fedspa_net *net, const float *theta, con
                             : draw_fixed(&sampling, task->batch, task->records, w.chosen, w.sampling_words, w.seen);
         if (task->numbers)
             for (int64_t i = 0; i < batch; i++) w.chosen[i] = task->numbers[w.chosen[i]];
-        const double centred = add_batch(&w, task, batch, clip_value);
+        add_batch(&w, task, batch);
         if (task->clip == CLIP_NONE) descend(&w, task);
-        else release(&w, task, &noise, clip_value);
-        if (task->clip != CLIP_NONE && task->quantile) clip_value = next_clip(task, &noise, clip_value, centred);
+        else release(&w, task, &noise);
     }
     for (int64_t j = 0; j < task->active; j++)
         delta[j] = w.theta[w.place[j]] - theta[task->coordinates ? task->coordinates[j] : j];
-    *clip = clip_value;
     *zeroed = w.zeroed;
     work_free(&w);
     return step < task->steps ? FEDSPA_STOPPED : FEDSPA_OK;

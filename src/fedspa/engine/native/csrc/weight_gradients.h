@@ -25,12 +25,11 @@ struct list {
     int32_t *end, *example;
 };
 
-/* What a look at an example's whole gradient says, on its active coordinates. */
-struct look {
-    D lanes;               /* for l2: sums of squares that are yet to be added up, */
-    double squares;        /* and those of linear layers' bounds; not finite where a coordinate is not */
-    double nonzero, above; /* for a private quantile of coordinates */
-    int broken;            /* a NaN or an infinity */
+/* The squared norm of an example's gradient, on its active coordinates. */
+struct square_sum {
+    D lanes;       /* sums of squares that are yet to be added up, */
+    double linear; /* and those of linear layers' bounds; not finite where a coordinate is not */
+    int broken;    /* a NaN or an infinity */
 };
 
 /* A row is cut into vectors (`from`: where each starts within a window, `to`: and within the row), and these into
@@ -118,38 +117,9 @@ INLINE void add_scaled_products(const int n, const float *x, const struct list *
     UNROLLED(n, j) store_int(sum + to[j], total[j]);
 }
 
-INLINE void look_at(struct look *look, const int n, const V *gradient, float bound) {
-    I nonzero = {0}, above = {0}, broken = {0};
-    UNROLLED(n, j) {
-        broken |= (gradient[j] - gradient[j]) != 0;
-        nonzero -= gradient[j] != 0;
-        above -= (V)((I)gradient[j] & 0x7fffffff) > bound;
-    }
-    for (int j = 0; j < LANES; j++) {
-        look->nonzero += nonzero[j];
-        look->above += above[j];
-        look->broken |= broken[j];
-    }
-}
-
-/* Counts how many coordinates of each example's gradient are how large, and adds nothing. `active`: all bits where a
- * coordinate is active, else none. */
-INLINE void look_at_piece(const int n, const float *x, const struct list *l, const struct piece *s,
-                          const int32_t *active, float bound, struct look *looks) {
-    const int32_t *from = s->from, *to = s->to;
-    V acc[PIECE];
-    const struct item *item = l->items;
-    for (int g = 0; g < l->groups; g++) {
-        struct look *look = looks + l->example[g];
-        item = sum_example(n, x, item, l->items + l->end[g], from, acc);
-        UNROLLED(n, j) acc[j] = (V)((I)acc[j] & load_int(active + to[j]));
-        look_at(look, n, acc, bound);
-    }
-}
-
 /* Adds up each example's squares. */
 INLINE void norm_piece(const int n, const float *x, const struct list *l, const struct piece *s, const int32_t *active,
-                       struct look *looks) {
+                       struct square_sum *sums) {
     const int32_t *from = s->from, *to = s->to;
     V acc[PIECE];
     const struct item *item = l->items;
@@ -157,7 +127,7 @@ INLINE void norm_piece(const int n, const float *x, const struct list *l, const 
         item = sum_example(n, x, item, l->items + l->end[g], from, acc);
         D squares[2] = {{0}}; /* one sum would wait for itself */
         UNROLLED(n, j) squares[j % 2] = add_squares(squares[j % 2], (V)((I)acc[j] & load_int(active + to[j])));
-        looks[l->example[g]].lanes += squares[0] + squares[1];
+        sums[l->example[g]].lanes += squares[0] + squares[1];
     }
 }
 
@@ -173,24 +143,19 @@ INLINE void norm_piece(const int n, const float *x, const struct list *l, const 
                                     const float *f, float most) {                                                      \
         add_scaled_products(N, x, l, s, sum, f, most);                                                                 \
     }                                                                                                                  \
-    static void look_##N(const float *x, const struct list *l, const struct piece *s, const int32_t *active, float c,  \
-                         struct look *looks) {                                                                         \
-        look_at_piece(N, x, l, s, active, c, looks);                                                                   \
-    }                                                                                                                  \
     static void norm_##N(const float *x, const struct list *l, const struct piece *s, const int32_t *active,           \
-                         struct look *looks) {                                                                         \
-        norm_piece(N, x, l, s, active, looks);                                                                         \
+                         struct square_sum *sums) {                                                                    \
+        norm_piece(N, x, l, s, active, sums);                                                                          \
     }
 PIECES(PIECE_VERSIONS)
 
 /* What can be done with a piece, by its length. */
-#define PIECE_ENTRY(N) {add_##N, add_scaled_##N, scaled_products_##N, look_##N, norm_##N},
+#define PIECE_ENTRY(N) {add_##N, add_scaled_##N, scaled_products_##N, norm_##N},
 static const struct piece_functions {
     void (*add)(const float *, const struct list *, const struct piece *, float *);
     void (*add_scaled)(const float *, const struct list *, const struct piece *, int32_t *, const float *, float);
     void (*scaled_products)(const float *, const struct list *, const struct piece *, int32_t *, const float *, float);
-    void (*look)(const float *, const struct list *, const struct piece *, const int32_t *, float, struct look *);
-    void (*norm)(const float *, const struct list *, const struct piece *, const int32_t *, struct look *);
+    void (*norm)(const float *, const struct list *, const struct piece *, const int32_t *, struct square_sum *);
 } PIECE_FUNCTIONS[] = {PIECES(PIECE_ENTRY)};
 
 #endif

@@ -41,7 +41,7 @@ struct work {
     struct list lists[LISTS];
     struct spot *spots;
     struct item *spot_items, **next;
-    struct look *looks;
+    struct square_sum *squares;
     float *factor;            /* what an example's gradient is multiplied by, to be in units: 0 where it is left out */
     int64_t *rows;            /* a chunk's records, one example's after the other's, */
     int32_t *owner;           /* and for each of them which example of the chunk it belongs to */
@@ -137,7 +137,7 @@ static int work_new(struct work *w, const struct fedspa_net *net, const struct f
     w->window = take(w, net->count * (int64_t)sizeof *w->window);
     w->place = take(w, 4 * task->active);
     w->beside = take(w, 4 * task->active);
-    w->looks = take(w, chunk * (int64_t)sizeof *w->looks);
+    w->squares = take(w, chunk * (int64_t)sizeof *w->squares);
     w->factor = take(w, 4 * chunk);
     w->rows = take(w, 8 * chunk);
     w->owner = take(w, 4 * chunk);
