@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
+from fedspa import report
 from fedspa.data.dataset import Dataset
 from fedspa.errors import ConfigError, RunWarning, SeededNoiseWarning, quoted, warn
 from fedspa.learning.forward import torch_threads
 from fedspa.learning.tasks import Loss, Metric
 from fedspa.privacy.event import shown
-from fedspa.report import ReportWriter
 from fedspa.result import RunResult
 from fedspa.runs import config as configs
 from fedspa.runs.config import Config
@@ -126,7 +126,8 @@ def run(
         start.check()
         with _workers(job) as pool:
             observer = _Callbacks(job, display, on_start, on_round, stop)
-            summary, state = train(start, lambda state: _in_process(state, job, pool), observer, ReportWriter)
+            summary, state = train(start, lambda state: _in_process(state, job, pool), observer)
+    report.write_or_warn(state.folder.path)
     result = RunResult(summary, state.history, job.server.model.module, state.folder.path)
     for note in result.summary["warnings"]:
         if not note.startswith(SEEDED):  # of which one is warned before it begins

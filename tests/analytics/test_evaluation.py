@@ -242,7 +242,7 @@ def test_the_report_of_the_training_counts_its_own_entries_and_states_the_total(
     assert before.facts["epsilon_total"] is None
     assert after.facts["epsilon_total"] == total > after.facts["epsilon"]
     assert record.problems == []
-    assert f"with 1 other run in the ledger ε\u00a0=\u00a0{shown(total)} in total so far" in render([record])
+    assert f"with 1 other run in the ledger ε\u00a0=\u00a0{shown(total)} in total so far" in render(record)
 
 
 def test_the_training_shows_what_its_evaluation_found(trained, tmp_path: Path) -> None:

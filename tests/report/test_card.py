@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 import fedspa
 from fedspa.cli import app
 from fedspa.report.card import card
-from fedspa.report.parts import page
+from fedspa.report.parts import describe
 from fedspa.report.record import read
 
 SECURE = {"privacy": {"noise_multiplier": 2.0, "clip_value": 0.3, "noise": "secure"}}
@@ -36,7 +36,7 @@ def plain(text: str) -> str:
 @pytest.mark.parametrize("name", RUNS)
 def test_every_word_of_the_report_on_the_guarantee_is_in_it(runs: dict[str, Path], name: str) -> None:
     text = plain(card(runs[name]))
-    [stated] = page([read(runs[name])]).runs
+    stated = describe(read(runs[name]))
     for head, sentences in stated.statement:
         assert f"**{head}** {sentences}\n".replace("\u00a0", " ") in text
     for each in stated.cards:

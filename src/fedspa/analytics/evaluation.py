@@ -151,7 +151,7 @@ def evaluate(
     found = Evaluation.load(run_release(configs.load(values, spending(epsilon)), data=given, progress=False).folder)
     with suppress(OSError, FedspaError):  # it is paid for, wherever it can be shown
         durable.replace_text(folder / EVALUATION, found.to_json() + "\n")
-        report.write([folder], folder / "report.html")
+        report.write(folder)
     return found
 
 

@@ -90,7 +90,7 @@ def _keep(report: Report, out: Path) -> None:
     with os_errors_as(ConfigError, str(file), "name a file that can be written"):
         durable.replace_text(file, json.dumps(report.to_json(), allow_nan=False, indent=1) + "\n")
     if out.is_dir():
-        write([out], out / "report.html")
+        write(out)
 
 
 def _self_test(reports: dict[str, Report], as_json: bool) -> bool:

@@ -30,12 +30,10 @@ if TYPE_CHECKING:
 # What each extra installs first, by the names of package and module.
 EXTRAS = {
     "flower": ("flwr", "flwr"),
-    "mlflow": ("mlflow-skinny", "mlflow"),
     "onnx": ("onnx", "onnx"),
     "parquet": ("pyarrow", "pyarrow"),
     "plots": ("matplotlib", "matplotlib"),
     "ray": ("ray", "ray"),
-    "tensorboard": ("tensorboard", "tensorboard"),
 }
 _CLASSES = 10
 _BATCHES = 4  # that an agent's synthetic records fill

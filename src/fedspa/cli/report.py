@@ -11,41 +11,27 @@ import typer
 from fedspa.cli.screen import AsJson
 from fedspa.errors import ConfigError, FedspaWarning
 
+Run = Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a run, finished or not.")]
+
 
 def report(
-    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Folders of runs, finished or not.")],
-    out: Annotated[
-        Path | None,
-        typer.Option(help="The page (report.html in the run's folder; for several runs, in the current folder)."),
-    ] = None,
+    run: Run,
+    out: Annotated[Path | None, typer.Option(help="The file (report.html or dpia.md in the run's folder).")] = None,
     dpia: Annotated[
-        bool,
-        typer.Option("--dpia", help="Write the annex to an impact assessment (dpia.md in the run's folder) instead."),
+        bool, typer.Option("--dpia", help="Write the annex to an impact assessment instead, as Markdown.")
     ] = False,
 ) -> None:
     """Write a self-contained HTML page: scores, ε by agent, bytes, the guarantee in plain words, the plan.
 
-    Example: fedspa report runs/my-run runs/another --out comparison.html
+    Example: fedspa report runs/my-run
     """
-    if dpia:
-        from fedspa.report import card
-        from fedspa.report.card import annex
+    from fedspa.report import card, write
 
-        if len(runs) > 1:
-            raise ConfigError("--dpia is for one run; name one folder")
-        path = out or runs[0] / "dpia.md"
-        card.write(annex(runs[0]), path)
-        print(path)
-        return
-    from fedspa.report import write
-
-    path = out or (runs[0] / "report.html" if len(runs) == 1 else Path("report.html"))
-    write(runs, path)
-    print(path)
+    print(card.write(card.annex(run), out or run / "dpia.md") if dpia else write(run, out))
 
 
 def export(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a run.")],
+    run: Run,
     file: Annotated[Path, typer.Argument(metavar="FILE", help="An .onnx file for the model, or an .md file.")],
 ) -> None:
     """Write the trained model as ONNX with its model card beside it (FILE.md), or the model card alone (an .md file).
@@ -59,8 +45,7 @@ def export(
     if file.suffix == ".md":
         from fedspa.report import card
 
-        card.write(card.card(run), file)
-        print(file)
+        print(card.write(card.card(run), file))
     elif file.suffix == ".onnx":
         from fedspa.result import RunResult
 

@@ -45,9 +45,6 @@ def run(
     resume: Annotated[
         Path | None, typer.Option(metavar="FOLDER", help="Resume the interrupted run in this folder.")
     ] = None,
-    track: Annotated[
-        str | None, typer.Option(help="Also log for tensorboard, or to mlflow (extras of these names).")
-    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Train a federation in this process, under a stated privacy guarantee.
@@ -65,7 +62,7 @@ def run(
             raise ConfigError("--out and --resume: both given; a resumed run stays in its folder")
         check_is_run(resume)
         config = config or str(resume / "config.toml")
-    flags = {"privacy.epsilon": epsilon, "run.out": None if out is None else str(out), "run.track": track}
+    flags = {"privacy.epsilon": epsilon, "run.out": None if out is None else str(out)}
     given = [f"{key}={json.dumps(value)}" for key, value in flags.items() if value is not None]
     settings = load(None if config is None else configs.find(config), [*(overrides or ()), *given])
 

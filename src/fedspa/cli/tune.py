@@ -75,7 +75,7 @@ def tune(
 
     from rich.console import Console
 
-    from fedspa.report.tables import format_settings
+    from fedspa.report.parts import format_settings
     from fedspa.tuning.tune import ProxyRun, tune
 
     screen = Console(stderr=True)
@@ -106,8 +106,8 @@ def show(result: RunResult, screen: Console) -> None:
     from rich.text import Text
 
     from fedspa.cli.screen import show as show_table
+    from fedspa.report.parts import search
     from fedspa.report.record import read
-    from fedspa.report.tables import search
     from fedspa.tuning.tune import BEST
 
     running.show(result, screen)

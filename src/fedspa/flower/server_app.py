@@ -16,12 +16,12 @@ from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 from flwr.supercore import log
 
+from fedspa import report
 from fedspa.data.dataset import Dataset
 from fedspa.errors import ConfigError
 from fedspa.flower.nodes import PollingGrid
 from fedspa.flower.settings import FlowerSettings, check_deployable, read_config
 from fedspa.flower.transport import FlowerTransport
-from fedspa.report import ReportWriter
 from fedspa.runs.config import Config
 from fedspa.runs.guarantee import statement
 from fedspa.runs.identity import facts
@@ -58,7 +58,8 @@ def serve(grid: PollingGrid, config: Config, settings: FlowerSettings) -> dict[s
         observer.transport = FlowerTransport(state, settings, grid)
         return nullcontext(observer.transport)
 
-    summary, _ = train(start, connect, observer, ReportWriter)
+    summary, state = train(start, connect, observer)
+    report.write_or_warn(state.folder.path)
     name = summary["score"]
     log(INFO, "%s %s; %s", label(name), shown_score(name, summary["score_last"]), statement(summary))
     for warning in summary["warnings"]:

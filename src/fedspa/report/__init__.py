@@ -1,45 +1,53 @@
-"""report.html: a run, or several beside each other, on one page that needs no network and no other file."""
+"""report.html: a run on one page that needs no network and no other file."""
 
 from __future__ import annotations
 
 import base64
 import hashlib
 import logging
-from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from functools import cache
 from importlib import resources
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from fedspa import __version__, durable
 from fedspa.errors import FedspaError, one_line, os_errors_as
-from fedspa.report.parts import page
+from fedspa.report.parts import describe
 from fedspa.report.record import RunRecord, read
-from fedspa.runs.config import Config
-from fedspa.track import Tracking
 
 if TYPE_CHECKING:
     from jinja2 import Environment
 
+
 log = logging.getLogger(__name__)
 
 
-def write(folders: Sequence[Path], path: Path) -> None:
-    """Write the report of the runs in `folders` to `path`, whole or not at all."""
-    text = render([read(folder) for folder in folders])
+def write(folder: Path, path: Path | None = None) -> Path:
+    """Write the report of the run in `folder` to `path` (its report.html), whole or not at all; return the path."""
+    path = path or folder / "report.html"
+    text = render(read(folder))
     with os_errors_as(FedspaError, f"{path} cannot be written", "name another file"):
         durable.replace_text(path, text)
+    return path
 
 
-def render(runs: Sequence[RunRecord]) -> str:
+def write_or_warn(folder: Path) -> None:
+    """Write the report of a run that has just ended. The run is written: nothing of a report may end it in an error."""
+    try:
+        write(folder)
+    except Exception as error:
+        log.warning("there is no report: %s; `fedspa report %s` tries again", one_line(error), folder)
+
+
+def render(run: RunRecord) -> str:
     """Return the page as one text. Its own rules forbid every request, and every script and style but its own two."""
     css, js = (resources.files(__name__).joinpath("page", name).read_text("utf-8") for name in ("page.css", "page.js"))
     return (
         _pages()
         .get_template("page.html")
         .render(
-            page=page(runs),
+            run=describe(run),
             css=css,
             js=js,
             css_hash=_hash(css),
@@ -67,18 +75,3 @@ def _pages() -> Environment:
 def _hash(text: str) -> str:
     """Return the name of an inline script or style in a content security policy."""
     return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
-
-
-class ReportWriter(Tracking):
-    """Logs rounds to the run's tracker, if it has one, and writes its report at the end, which can be made again."""
-
-    def __init__(self, config: Config, folder: Path) -> None:
-        super().__init__(config, folder)
-        self._path = folder
-
-    def finish(self, summary: Mapping[str, Any]) -> None:
-        super().finish(summary)
-        try:
-            write([self._path], self._path / "report.html")
-        except Exception as error:  # the run is over and written: nothing of a report may end it in an error
-            log.warning("there is no report: %s; `fedspa report %s` tries again", one_line(error), self._path)

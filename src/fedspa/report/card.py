@@ -13,21 +13,21 @@ from pathlib import Path
 from fedspa import __version__, durable
 from fedspa.data.columns import Category, Date, Flag, Number
 from fedspa.errors import FedspaError, os_errors_as, printable
-from fedspa.report.parts import RunParts, page
+from fedspa.report.parts import RunParts, describe
 from fedspa.report.record import RunRecord, read
 from fedspa.runs.guarantee import shown_bytes
 
 
 def card(folder: Path) -> str:
     """Return the card of the run in `folder`."""
-    [run] = page([read(folder)]).runs
-    return "\n\n".join(_blocks(run)) + "\n"
+    return "\n\n".join(_blocks(describe(read(folder)))) + "\n"
 
 
-def write(text: str, path: Path) -> None:
-    """Write a card to `path`, whole or not at all."""
+def write(text: str, path: Path) -> Path:
+    """Write a card to `path`, whole or not at all; return the path."""
     with os_errors_as(FedspaError, f"{path} cannot be written", "name another file"):
         durable.replace_text(path, text)
+    return path
 
 
 def _blocks(run: RunParts) -> Iterator[str]:
@@ -91,8 +91,7 @@ TO_FILL_IN = "*to be filled in by the controller*"
 def annex(folder: Path) -> str:
     """Return the annex of the run in `folder`."""
     run = read(folder)
-    [parts] = page([run]).runs
-    return "\n\n".join(_annex_blocks(run, parts)) + "\n"
+    return "\n\n".join(_annex_blocks(run, describe(run))) + "\n"
 
 
 def _annex_blocks(run: RunRecord, parts: RunParts) -> Iterator[str]:

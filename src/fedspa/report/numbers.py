@@ -58,19 +58,17 @@ def _of_column(group: str, column: str, found: Sequence[Estimate]) -> Figure | N
     title = "Calibration" if start == _FREQUENCY else column
     found = [each for each in parts[start] if each.value is not None]
     x_label = "Score" if start == _FREQUENCY else column
-    key, full = f"{title}-{group}", f"{title}, {group}" if group else title
-    return _bars(
-        key, full, f"{_AXES[start]}, all agents together.", x_label, found, lambda each: _bar_name(each, start)
-    )
+    full = f"{title}, {group}" if group else title
+    return _bars(full, f"{_AXES[start]}, all agents together.", x_label, found, lambda each: _bar_name(each, start))
 
 
 def _bars(
-    key: str, title: str, about: str, x_label: str, found: Sequence[Estimate], name: Callable[[Estimate], str]
+    title: str, about: str, x_label: str, found: Sequence[Estimate], name: Callable[[Estimate], str]
 ) -> Figure | None:
     rows = [[name(each), *each.shown] for each in found]
     ends = [(each.low, each.high) for each in found]
     values, header = [each.value or 0.0 for each in found], ["", "Estimate", "95 % interval"]
-    return bars(key, title, f"{about} {_CAPTION}", x_label, values, header, rows, intervals=ends, show=shown_number)
+    return bars(title, f"{about} {_CAPTION}", x_label, values, header, rows, intervals=ends, show=shown_number)
 
 
 def _bar_name(each: Estimate, start: str) -> str:
@@ -81,7 +79,7 @@ def _bar_name(each: Estimate, start: str) -> str:
 def _by_site(score: str, estimates: Sequence[Estimate]) -> Figure | None:
     found = [each for each in estimates if each.statistic == score and each.site and each.value is not None]
     about = "On records that each agent kept out of training."
-    return _bars("score-by-agent", f"{_named(score)} by agent", about, "Agent", found, lambda each: each.site)
+    return _bars(f"{_named(score)} by agent", about, "Agent", found, lambda each: each.site)
 
 
 def _row(each: Estimate, by_class: bool) -> list[str]:

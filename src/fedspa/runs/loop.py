@@ -23,7 +23,7 @@ from fedspa.runs.config import Config, flat
 from fedspa.runs.guarantee import Guarantee, LedgerTotal
 from fedspa.runs.identity import ALL_RECORDS, PACKAGE, REPORTED, ROUNDING, provenance, with_commits
 from fedspa.runs.run_ledger import check_budget, check_same_event
-from fedspa.runs.rundir import Follow, RoundMetrics, RunFolder, Stopped, read_summary
+from fedspa.runs.rundir import RoundMetrics, RunFolder, Stopped, read_summary
 from fedspa.runs.setup import Job
 from fedspa.runs.summary import measured, reached, scored_otherwise, summarise
 from fedspa.runs.trials import Trials
@@ -129,7 +129,6 @@ def train(
     start: Start,
     connect: Callable[[RunState], AbstractContextManager[Transport]],
     observer: Observer,
-    follow: Follow,
 ) -> tuple[dict[str, Any], RunState]:
     """Run the federation from its last checkpoint to the end; return its summary.
 
@@ -138,9 +137,7 @@ def train(
         Diverged: The model is no longer finite. The last good parameters are in the run's folder.
     """
     job, server, resume = start.job, start.server, start.resume
-    with (
-        RunFolder(job.config, job.data_name, follow) if resume is None else RunFolder.reopen(resume, job.config, follow)
-    ) as folder:
+    with RunFolder(job.config, job.data_name) if resume is None else RunFolder.reopen(resume, job.config) as folder:
         state = RunState(job, server, folder, start.facts, start.started, resume=resume is not None)
         observer.restored(state.history)
         with connect(state) as transport:
@@ -330,7 +327,7 @@ class RunState:
 log = logging.getLogger(__name__)
 
 # Where the files lie, how many there are and who else trains decides nothing about a run.
-_FREE_KEYS = frozenset({"run.out", "run.code", "run.checkpoint_every", "run.track", "run.workers"})
+_FREE_KEYS = frozenset({"run.out", "run.code", "run.checkpoint_every", "run.workers"})
 
 
 def saved(folder: RunFolder, config: Config, facts: Mapping[str, Fact]) -> Checkpoint | None:

@@ -20,7 +20,7 @@ from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -120,24 +120,11 @@ def runs_folder(config: Config) -> Path:
     return Path("runs") if config.run.out is None else Path(config.run.out).parent
 
 
-class Follower(Protocol):
-    """Follows a run as it is written: each round, its end, and the release of the folder."""
-
-    def add_round(self, metrics: Mapping[str, Any]) -> None: ...
-
-    def finish(self, summary: Mapping[str, Any]) -> None: ...
-
-    def close(self) -> None: ...
-
-
-Follow = Callable[[Config, Path], Follower]  # made before anything is written: it may refuse the config
-
-
 class RunFolder:
     """A fresh folder: `run.out`, or a dated one under runs/. `reopen` is for a run that was interrupted."""
 
-    def __init__(self, config: Config, data_name: str, follow: Follow) -> None:
-        self._name(Path(config.run.out) if config.run.out is not None else _dated(config, data_name), config, follow)
+    def __init__(self, config: Config, data_name: str) -> None:
+        self._name(Path(config.run.out) if config.run.out is not None else _dated(config, data_name), config)
         with _starting(self.path):
             self.path.mkdir(parents=True, exist_ok=True)
             self._take_lock()
@@ -149,18 +136,17 @@ class RunFolder:
             durable.replace_text(self.path / "config.toml", to_toml(config))
 
     @classmethod
-    def reopen(cls, path: Path, config: Config, follow: Follow) -> Self:
+    def reopen(cls, path: Path, config: Config) -> Self:
         """Return the folder of an interrupted run, locked."""
         self = cls.__new__(cls)
-        self._name(path, config, follow)
+        self._name(path, config)
         check_is_run(path)
         with _starting(path):
             self._take_lock()
         return self
 
-    def _name(self, path: Path, config: Config, follow: Follow) -> None:
+    def _name(self, path: Path, config: Config) -> None:
         self.path, self._lock, self._begun = path, -1, False
-        self._follower = follow(config, path)
         self._journal = Journal(path)
         self._resume_command = resume_command(config, path)
 
@@ -192,7 +178,6 @@ class RunFolder:
         self.begin()
         with self._writing():
             self._journal.add(metrics)
-        self._follower.add_round(metrics)
 
     def save(self, state: Checkpoint) -> None:
         """Save a checkpoint, after the metrics of its rounds."""
@@ -221,12 +206,10 @@ class RunFolder:
         """The summary, after the model: where there is one, the run is done."""
         with self._writing():
             write_summary(self.path, summary)
-        self._follower.finish(summary)
         self.close()
 
     def close(self) -> None:
         """Let the folder go."""
-        self._follower.close()
         if self._lock >= 0:
             os.close(self._lock)
             self._lock = -1

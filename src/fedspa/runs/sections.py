@@ -419,11 +419,6 @@ class Run(Section):
         [], description="Keys that were left out and follow from public numbers; the run writes them."
     )
     checkpoint_every: Times = Field(1, description="Rounds between two checkpoints; the last two are kept.")
-    track: Literal["tensorboard", "mlflow"] | None = Field(
-        None,
-        description="Also log every round for TensorBoard, or to MLflow (where MLFLOW_TRACKING_URI says, or into the "
-        "run's folder); an extra of the same name.",
-    )
 
     @field_validator("code", "ledger", "policy")
     @classmethod

@@ -152,7 +152,7 @@ def _proxy_config(config: Config, plan: Plan, records: int) -> Config:
         "privacy": ("epsilon",),
         "federation": ("cap",),
         "data": ("table", "person", "features"),
-        "run": ("ledger", "policy", "out", "track"),
+        "run": ("ledger", "policy", "out"),
     }
     for section, keys in not_here.items():
         for key in keys:

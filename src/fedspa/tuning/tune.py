@@ -321,7 +321,7 @@ def _judged(
     tuning["proxy"] = json.loads(kept.read_text("utf-8")) if kept.exists() else None
     summary = {**result.summary, "tuning": tuning}
     write_summary(result.folder, summary)
-    report.write([result.folder], result.folder / "report.html")
+    report.write(result.folder)
     return replace(result, summary=summary)
 
 

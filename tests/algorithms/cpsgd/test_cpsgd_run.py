@@ -15,8 +15,8 @@ from fedspa.algorithms.cpsgd.plan import BinomialEvent
 from fedspa.errors import PrivacyError
 from fedspa.privacy.budget import worst_case_total
 from fedspa.privacy.event import shown
+from fedspa.report.parts import epsilons
 from fedspa.report.record import promise, read
-from fedspa.report.tables import epsilons
 from fedspa.runs.guarantee import describe_guarantee, statement
 
 
