@@ -124,10 +124,9 @@ def test_a_watchdog_does_not_wait_for_torch_or_flower():
     assert subprocess.run([sys.executable, "-c", program], timeout=60, check=False).returncode == 0
 
 
-def test_plain_lines_become_json_and_what_is_no_line_stays_private():
+def test_only_lines_of_fedspa_are_public():
     lines = (
         b"\x1b[92mINFO \x1b[0m:      SuperNode ID: 7\n"
-        b"INFO:     Started server process [1]\n"
         b"Traceback (most recent call last):\n"
         b"ValueError: patient 17 has no age\n"
         b"\n"
@@ -136,11 +135,9 @@ def test_plain_lines_become_json_and_what_is_no_line_stays_private():
     out, private = io.BytesIO(), io.BytesIO()
     monitor.convert(io.BytesIO(lines), out, private)
     told = [json.loads(line) for line in out.getvalue().splitlines()]
-    assert [line["event"] for line in told] == ["SuperNode ID: 7", "Started server process [1]", "refused"]
-    assert told[2]["code"] == "data"
+    assert [(line["event"], line["code"]) for line in told] == [("refused", "data")]
     assert b"patient 17" in private.getvalue()
-    assert b"patient" not in out.getvalue()
-    monitor.convert(io.BytesIO(b"plain words\n"), out, None)  # a server has no private lines
+    monitor.convert(io.BytesIO(b"\x1b[92mplain words\x1b[0m\n"), out, None)  # a server has no private lines
     assert json.loads(out.getvalue().splitlines()[-1])["event"] == "plain words"
 
 
@@ -148,9 +145,7 @@ def test_plain_lines_become_json_and_what_is_no_line_stays_private():
     "line",
     [
         "WARNING:root:patient 17 has no age",  # logging.basicConfig()
-        "WARNING: patient 17 has no age",
-        "WARNING : patient 17 has no age",
-        "CRITICAL: patient 17 has no age",
+        "WARNING :   patient 17 has no age",  # as Flower's own
         "    WARNING :   patient 17 has no age",  # a traceback quotes
         '{"time": "2026-01-01", "level": "WARNING", "message": "patient 17 has no age"}',
         '{"time": "2026-01-01", "level": "WARNING", "logger": "root", "event": "patient 17 has no age"}',
@@ -161,23 +156,6 @@ def test_what_a_data_function_logs_stays_private(line):
     monitor.convert(io.BytesIO(line.encode() + b"\n"), out, private)
     assert out.getvalue() == b""
     assert private.getvalue() == line.encode() + b"\n"
-
-
-@pytest.mark.parametrize("level", ["DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL"])
-def test_every_level_of_flowers_own_log_passes(level):
-    """As the installed Flower and its HTTP server format it."""
-    from flwr.supercore.logger import ConsoleHandler
-    from uvicorn.logging import DefaultFormatter
-
-    record = logging.LogRecord("flwr", getattr(logging, level), "", 0, "node %d", (7,), None)
-    lines = [ConsoleHandler(colored=colored).format(record) for colored in (True, False)]
-    if level != "CRITICAL":
-        lines.append(DefaultFormatter("%(levelprefix)s %(message)s", use_colors=False).format(record))
-    out, private = io.BytesIO(), io.BytesIO()
-    monitor.convert(io.BytesIO("".join(f"{line}\n" for line in lines).encode()), out, private)
-    told = [json.loads(line) for line in out.getvalue().splitlines()]
-    assert [(line["level"], line["event"]) for line in told] == [(level, "node 7")] * len(lines)
-    assert private.getvalue() == b""
 
 
 @pytest.fixture
