@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from fedspa.cli.screen import AsJson, show_facts, show_table
 from fedspa.configs import complete
 from fedspa.errors import ConfigError, FedspaWarning
 
@@ -43,7 +44,7 @@ def stats(
         typer.Option("--release-config", metavar="FILE", help="Write the release's config, for Flower; spend nothing."),
     ] = None,
     sites: Annotated[bool, typer.Option("--sites", help="Show each site's numbers too.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object, nothing else.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Counts, shares, means and quantiles of the agents' tables, as one private release per agent.
 
@@ -107,31 +108,24 @@ def _share(text: str) -> tuple[str, float]:
 def show(found: Release, sites: Sequence[str], hidden: tuple[str, ...], *, plan: bool = False) -> None:
     """Print the numbers of all sites together, and of each of `sites`; `hidden` is how the names begin of those that
     are for files and plots. `plan`: errors to expect, and nothing else, since nothing was released."""
-    from rich.console import Console
-    from rich.table import Table
-
     from fedspa.analytics.estimates import shown_number
-    from fedspa.cli.screen import show as show_table
     from fedspa.runs.guarantee import statement
 
-    screen = Console()
+    header = ["group", "column", "statistic", *(["± error"] if plan else ["value", "95 % interval"])]
     for site in ("", *sites):
-        table = Table(title=site or "all sites", box=None)
-        for column in ("group", "column", "statistic", "± error" if plan else "value"):
-            table.add_column(column, overflow="fold")
-        if not plan:
-            table.add_column("95 % interval", justify="right")
-        for each in found.estimates:
-            if each.site == site and not each.statistic.startswith(hidden):
-                ends = [f"± {shown_number(each.error)}"] if plan else each.shown
-                table.add_row(each.group, each.column or "–", each.statistic, *ends)
-        show_table(table, screen)
-    if plan:
-        screen.print(
-            "Expected   of records that are spread evenly over each column's range; nothing was spent", soft_wrap=True
-        )
-    screen.print(f"Guarantee  {statement(found.summary)}", highlight=False)
-    for warning in found.summary.get("warnings", ()):
-        screen.print(f"[red]Note[/red]       {warning}", highlight=False)
-    if found.folder is not None:
-        screen.print(f"Files      {found.folder}", highlight=False, soft_wrap=True)
+        rows = [
+            [each.group, each.column or "–", each.statistic]
+            + ([f"± {shown_number(each.error)}"] if plan else [*each.shown])
+            for each in found.estimates
+            if each.site == site and not each.statistic.startswith(hidden)
+        ]
+        show_table(header, rows, title=site or "all sites")
+    spread = "of records that are spread evenly over each column's range; nothing was spent"
+    show_facts(
+        [
+            *([("Expected", spread)] if plan else []),
+            ("Guarantee", statement(found.summary)),
+            *(("Note", warning) for warning in found.summary.get("warnings", ())),
+            *([] if found.folder is None else [("Files", str(found.folder))]),
+        ]
+    )

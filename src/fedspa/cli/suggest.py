@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
+from fedspa.cli.screen import AsJson, print_json, show_facts
 from fedspa.configs import complete
 from fedspa.errors import ConfigError, quoted
 
@@ -36,7 +37,7 @@ def suggest(
     per_round: Annotated[int | None, typer.Option(help="Agents in a round (a tenth, at least 10).")] = None,
     rounds: Annotated[int | None, typer.Option(help="Rounds (40 or more, each agent in 5).")] = None,
     compression: Annotated[float, typer.Option(help="p, the share of coordinates in an upload.")] = 1.0,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object, nothing else.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Batch, steps, clip, rate and rounds for a federation, with the noise and the bytes to expect.
 
@@ -63,30 +64,30 @@ def suggest(
         dimension = parameters if parameters is not None else _parameters(model, shape, classes)
         found = suggest(agents, records, dimension, epsilon, delta, per_round, rounds, compression)
     if as_json:
-        print(json.dumps({**asdict(found), "run_bytes": found.run_bytes}, allow_nan=False))
+        print_json({**asdict(found), "run_bytes": found.run_bytes})
         return
-
-    from rich.console import Console
 
     from fedspa.runs.guarantee import shown_bytes
 
-    screen = Console(highlight=False)
     section = ""
     for key, value in found.settings.items():
         if (named := key.partition(".")[0]) != section:
             section = named
-            screen.print(f"\\[{section}]")
-        screen.print(f"{key.partition('.')[2]} = {json.dumps(value)}")
-    screen.print()
-    screen.print(f"Parameters  {found.dimension:,}; each agent takes part in {found.participations} rounds at most")
-    screen.print(f"Noise       multiplier {found.noise_multiplier:.4g} in each local step")
-    screen.print(f"            noise-to-signal ratio over the run {found.noise_to_signal:.2g} (best case)")
-    screen.print(f"Uploads     {shown_bytes(found.upload_bytes)} each, {shown_bytes(found.run_bytes)} per agent in all")
-    if found.smallest is not None:
-        screen.print(f"Smallest    {found.smallest}")
-    screen.print("Data        no budget was spent; `fedspa tune` finds rate, clip and averaging within ε")
-    for warning in found.warnings:
-        screen.print(f"[red]Note[/red]        {warning}")
+            print(f"[{section}]")
+        print(f"{key.partition('.')[2]} = {json.dumps(value)}")
+    print()
+    ratio = f"noise-to-signal ratio over the run {found.noise_to_signal:.2g} (best case)"
+    show_facts(
+        [
+            ("Parameters", f"{found.dimension:,}; each agent takes part in {found.participations} rounds at most"),
+            ("Noise", f"multiplier {found.noise_multiplier:.4g} in each local step"),
+            ("", ratio),
+            ("Uploads", f"{shown_bytes(found.upload_bytes)} each, {shown_bytes(found.run_bytes)} per agent in all"),
+            *([] if found.smallest is None else [("Smallest", found.smallest)]),
+            ("Data", "no budget was spent; `fedspa tune` finds rate, clip and averaging within ε"),
+            *(("Note", warning) for warning in found.warnings),
+        ]
+    )
 
 
 def _parameters(model: str, shape: str | None, classes: int) -> int:

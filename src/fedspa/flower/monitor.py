@@ -207,8 +207,10 @@ logger = logging.getLogger("fedspa.agent")
 
 @dataclass
 class Answers:
-    """How a site's messages were answered, counted beside its ledger. The server has seen every number. No answer depends
-    on a count, and nothing is forced to the disk: a counter that starts anew is no harm."""
+    """How a site's messages were answered, counted beside its ledger. The server has seen every number.
+
+    No answer depends on a count, and nothing is forced to the disk: a counter that starts anew is no harm.
+    """
 
     payloads: int = 0
     payload_bytes: int = 0
@@ -346,5 +348,3 @@ def _line(level: str, logger: str, event: str, code: str | None = None) -> str:
     now = datetime.now(UTC).isoformat(timespec="milliseconds")
     entry = {"time": now, "level": level, "logger": logger, "event": event.strip()}
     return json.dumps(entry if code is None else {**entry, "code": code})
-
-
