@@ -21,7 +21,7 @@ from fedspa.report.record import read
 from fedspa.running import run as simulate
 from fedspa.runs.checkpoint import CheckpointError
 from fedspa.runs.rundir import Stopped
-from fedspa.tuning import proxy, search
+from fedspa.tuning import proxy
 
 
 def classes(share: float, kinds: int = 2, test: int = 200) -> fedspa.Dataset:
@@ -190,8 +190,8 @@ class TestProbabilities:
 class TestTuned:
     @pytest.fixture(autouse=True)
     def _few_proxy_runs(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(search, "_FARTHEST", 1)
-        monkeypatch.setattr(search, "AVERAGES", (0.0,))
+        monkeypatch.setattr(proxy, "_FARTHEST", 1)
+        monkeypatch.setattr(proxy, "AVERAGES", (0.0,))
         monkeypatch.setattr(proxy, "_REPEATS", 2)
 
     def tuned(self, out: Path, data: Callable[[], fedspa.Dataset], **sections: Any) -> fedspa.RunResult:

@@ -23,8 +23,7 @@ from fedspa.mechanisms.gaussian.plan import GaussianEvent
 from fedspa.privacy.accounting import epsilon
 from fedspa.runs.halving import Settings
 from fedspa.runs.setup import Simulated, prepare, records_of
-from fedspa.tuning.proxy import ProxyRuns
-from fedspa.tuning.search import CLIP, RATE, Search, distinct_settings
+from fedspa.tuning.proxy import CLIP, RATE, ProxyRuns, Search, distinct_settings
 from fedspa.tuning.suggest import suggest
 
 

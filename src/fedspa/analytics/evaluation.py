@@ -18,9 +18,7 @@ import torch
 from torch import Tensor
 
 from fedspa import durable, report
-from fedspa.analytics.estimates import Release
-from fedspa.analytics.released import released
-from fedspa.analytics.scores import CONFUSION, DETAILS, ERROR, LOSS, MOST_LOG_ODDS, SCORES
+from fedspa.analytics.estimates import CONFUSION, DETAILS, ERROR, LOSS, MOST_LOG_ODDS, SCORES, Release, released
 from fedspa.analytics.statistics import release_config, spending
 from fedspa.data.columns import Number
 from fedspa.data.dataset import Dataset

@@ -12,8 +12,7 @@ from typing import Any
 import tomli_w
 
 from fedspa import durable
-from fedspa.analytics.estimates import Estimate, Release, estimates, typical
-from fedspa.analytics.released import released
+from fedspa.analytics.estimates import Estimate, Release, estimates, released, typical
 from fedspa.data.columns import Number, Schema
 from fedspa.data.dataset import Dataset
 from fedspa.errors import ConfigError, os_errors_as

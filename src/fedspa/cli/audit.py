@@ -114,4 +114,6 @@ def _show(report: Report) -> None:
             for each in report.checks
         ],
     )
-    show_facts([*((check.name, check.detail) for check in failed), *(("Note", note) for note in report.notes)])
+    for check in failed:
+        print(f"{check.name}: {check.detail}")
+    show_facts([("Note", note) for note in report.notes])

@@ -72,7 +72,7 @@ def evaluate(
     The run must have been trained with data.agent_holdout. Each agent pays once, in the ledger of the run.
     """
     from fedspa.analytics import evaluation
-    from fedspa.analytics.scores import DETAILS
+    from fedspa.analytics.estimates import DETAILS
     from fedspa.cli.stats import show
     from fedspa.runs.rundir import read_summary
 

@@ -25,7 +25,7 @@ from torch import Tensor
 
 from fedspa.data import plugin
 from fedspa.data.columns import is_table, load_schema
-from fedspa.data.files import read_npz
+from fedspa.data.datasets import read_npz
 from fedspa.data.sources import inputs_and_targets, number_persons, read_tree
 from fedspa.data.table import read_table
 from fedspa.errors import ConfigError, DataError

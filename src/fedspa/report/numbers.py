@@ -6,8 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
-from fedspa.analytics.estimates import Estimate, shown_number
-from fedspa.analytics.scores import DETAILS
+from fedspa.analytics.estimates import DETAILS, Estimate, shown_number
 from fedspa.report.charts import Figure, bars
 
 _HISTOGRAM, _SHARE, _FREQUENCY = "count in ", "share of ", "frequency at scores "

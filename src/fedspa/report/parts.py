@@ -29,7 +29,7 @@ from fedspa.runs.guarantee import (
     warnings,
 )
 from fedspa.runs.halving import settled
-from fedspa.runs.rundir import AGENTS_SCORE, LOWER, heading, label, read_ending, shown_score
+from fedspa.runs.rundir import AGENTS_SCORE, LOWER, heading, label, shown_score
 from fedspa.wire.payload import HEADER_BYTES
 
 if TYPE_CHECKING:
@@ -166,9 +166,7 @@ def _problems(run: RunRecord, held: Promise | None) -> list[str]:
     if held is not None and held.epsilon_cap is not None:
         whole = f"; if it is ended here because of its results, ε of the whole plan holds: {shown(held.epsilon_cap)}"
     done = f"{len(run.metrics)} of {run.config.federation.rounds} rounds"
-    how, why = read_ending(run.folder) or ("", "")
-    ended = {"": "", "stopped": "; it was stopped", "failed": f"; it failed: {why}"}[how]
-    return [f"this run is not finished: {done} are done{ended}{whole}", *run.problems]
+    return [f"this run is not finished: {done} are done{whole}", *run.problems]
 
 
 def _cards(run: RunRecord, held: Promise | None, found: Numbers | None) -> list[Card]:

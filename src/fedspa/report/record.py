@@ -139,7 +139,7 @@ def read(folder: Path) -> RunRecord:
     config, summary = load(folder / "config.toml", own_code=False), rundir.read_summary(folder)
     released = None
     if config.task.name == "statistics" and summary is not None:
-        from fedspa.analytics.released import released as released_by  # which reads tensors
+        from fedspa.analytics.estimates import released as released_by  # which reads tensors
 
         released = released_by(folder).estimates
     name, dimension = rundir.read_identity(folder)
