@@ -76,5 +76,5 @@ def test_names_are_no_markup(tmp_path: Path) -> None:
 def test_the_command_writes_it(runs: dict[str, Path], tmp_path: Path) -> None:
     run, out = str(runs["private"]), tmp_path / "card.md"
     for _ in range(2):  # a card is written again
-        assert CliRunner().invoke(app, ["export", run, str(out)]).output == f"{out}\n"
+        assert CliRunner().invoke(app, ["report", run, "--card", "--out", str(out)]).output == f"{out}\n"
         assert out.read_text("utf-8") == card(runs["private"]) == fedspa.RunResult.load(run).card()

@@ -39,7 +39,6 @@ for command in (
     privacy.privacy,
     audit.audit,
     report.report,
-    report.export,
     deployment.new,
     doctor.doctor,
 ):

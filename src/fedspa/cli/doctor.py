@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 # What each extra installs first, by the names of package and module.
 EXTRAS = {
     "flower": ("flwr", "flwr"),
-    "onnx": ("onnx", "onnx"),
     "parquet": ("pyarrow", "pyarrow"),
     "plots": ("matplotlib", "matplotlib"),
     "ray": ("ray", "ray"),

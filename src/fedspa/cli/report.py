@@ -1,4 +1,4 @@
-"""What comes of a run: `fedspa report` (pages), `export` (models, model cards), `evaluate` (scores at the agents)."""
+"""What comes of a run: `fedspa report` (page, model card, annex) and `evaluate` (scores at the agents)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ Run = Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a run, finis
 
 def report(
     run: Run,
-    out: Annotated[Path | None, typer.Option(help="The file (report.html or dpia.md in the run's folder).")] = None,
+    out: Annotated[Path | None, typer.Option(help="The file (report.html, card.md or dpia.md in RUN).")] = None,
+    card: Annotated[bool, typer.Option("--card", help="Write the model card instead, as Markdown.")] = False,
     dpia: Annotated[
         bool, typer.Option("--dpia", help="Write the annex to an impact assessment instead, as Markdown.")
     ] = False,
@@ -25,33 +26,17 @@ def report(
 
     Example: fedspa report runs/my-run
     """
-    from fedspa.report import card, write
+    from fedspa.report import card as cards
+    from fedspa.report import write
 
-    print(card.write(card.annex(run), out or run / "dpia.md") if dpia else write(run, out))
-
-
-def export(
-    run: Run,
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="An .onnx file for the model, or an .md file.")],
-) -> None:
-    """Write the trained model as ONNX with its model card beside it (FILE.md), or the model card alone (an .md file).
-
-    The ONNX model takes a batch of any size and returns the module's outputs. A module that was passed in Python is
-    exported there: fedspa.RunResult.load(RUN, module=…).export_onnx(FILE). The card states the guarantee and what it
-    does not cover, scores, data, settings and versions.
-
-    Example: fedspa export runs/my-run model.onnx
-    """
-    if file.suffix == ".md":
-        from fedspa.report import card
-
-        print(card.write(card.card(run), file))
-    elif file.suffix == ".onnx":
-        from fedspa.result import RunResult
-
-        print(RunResult.load(run).export_onnx(file))
+    if card and dpia:
+        raise ConfigError("--card and --dpia: give one of them")
+    if card:
+        print(cards.write(cards.card(run), out or run / "card.md"))
+    elif dpia:
+        print(cards.write(cards.annex(run), out or run / "dpia.md"))
     else:
-        raise ConfigError(f"{file}: the name must end in .onnx (the model) or .md (its model card)")
+        print(write(run, out))
 
 
 def evaluate(

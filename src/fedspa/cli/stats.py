@@ -32,7 +32,6 @@ def stats(
     ] = None,
     plan: Annotated[bool, typer.Option("--plan", help="Print the errors to expect, and spend nothing.")] = False,
     out: Annotated[Path | None, typer.Option(help="Folder for the run's files (a new one under runs/).")] = None,
-    to_csv: Annotated[Path | None, typer.Option("--csv", metavar="FILE", help="Write every number to a CSV.")] = None,
     write_schema: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write the schema with released means and deviations.")
     ] = None,
@@ -57,7 +56,7 @@ def stats(
     from fedspa.running import run
     from fedspa.runs.config import to_toml
 
-    if plan and (write_schema or write_config or to_csv):
+    if plan and (write_schema or write_config):
         raise ConfigError("--plan and a file to write: both given; a plan releases no numbers")
     if Path(source).is_dir():
         if write_config is not None:
@@ -85,8 +84,6 @@ def stats(
         print(found.to_json())
     else:
         show(found, found.sites if sites or plan else (), ("count in", "count of"), plan=plan)
-    if to_csv is not None:
-        found.to_csv(to_csv)
     if write_schema is not None:
         found.write_schema(write_schema)
     if write_config is not None:

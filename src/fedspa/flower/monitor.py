@@ -1,8 +1,7 @@
 """Health, metrics and logs of a site or the server. Nothing here is computed from records.
 
-Every metric of a site is one that the server sees as well (answers, their codes, their length, their time), or follows
-from the ledger and the policy, which hold plans and no records. docs/deployment.md argues for each of them; a test
-compares the two lists.
+Every metric of a site follows from the ledger and the policy, which hold plans and no records. docs/deployment.md
+argues for each of them; a test compares the two lists.
 
 An agent's own log says in words what was wrong, and such words may name records: how many there are, which are bad,
 what a cell holds. They are for the site's people. So a JSON line of an agent is an event with a code, which the server
@@ -28,7 +27,6 @@ import traceback
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import nullcontext, suppress
-from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -97,9 +95,7 @@ SITE = {
     "site_epsilon_of_plan": "Privacy loss of each plan by itself",
     "site_seeded_rounds_total": "Rounds whose noise was seeded: they are not private",
     "site_ledger_losses": "Losses of entries that were accepted: no epsilon here counts those",
-    "site_payloads_total": "Updates that were sent, repeated ones too",
-    "site_payload_bytes_total": "Bytes of the updates that were sent",
-    "site_refusals_total": "Messages that were refused, by the code that the server got",
+    "site_payloads_total": "Updates that were sent, each counted once",
     "site_last_round_age_seconds": "Time since the ledger paid for a round",
 }
 SERVER = {
@@ -136,12 +132,13 @@ class Metrics:
 
 
 def site_metrics(site: SiteFolder) -> str:
-    """Return all metrics of a site, from its ledger, policy and counts of answers. A plan is labelled by its event:
-    sampling, steps and noise, all chosen by the server."""
+    """Return all metrics of a site, from its ledger and policy. A plan is labelled by its event: sampling, steps and
+    noise, all chosen by the server."""
     metrics = Metrics(SITE)
     cap, name = Policy.load(site.policy).cap, site.agent
     with Ledger.read(site.ledger) as ledger:
         spent, first, lost = ledger.spent(name), ledger.first_plan(name), ledger.losses()
+        metrics.add("site_payloads_total", ledger.position().releases)
         newest = "(SELECT max(last) FROM total WHERE agent = ?)"
         times = ledger.query(f"SELECT reserved_at FROM entry WHERE sequence = {newest}", name)
     for limit in cap.limits:
@@ -157,11 +154,6 @@ def site_metrics(site: SiteFolder) -> str:
     metrics.add("site_ledger_losses", len(lost))
     for (reserved_at,) in times:
         metrics.add("site_last_round_age_seconds", _age(datetime.fromisoformat(reserved_at).timestamp()))
-    answers = read_answers(site.ledger)
-    metrics.add("site_payloads_total", answers.payloads)
-    metrics.add("site_payload_bytes_total", answers.payload_bytes)
-    for code, refused in sorted(answers.refusals.items()):
-        metrics.add("site_refusals_total", refused, code=code)
     return str(metrics)
 
 
@@ -200,63 +192,6 @@ def _lines(path: Path) -> Iterator[dict[str, Any]]:
 
 def _age(then: float) -> float:
     return max(0.0, time.time() - then)
-
-
-logger = logging.getLogger("fedspa.agent")
-
-
-@dataclass
-class Answers:
-    """How a site's messages were answered, counted beside its ledger. The server has seen every number.
-
-    No answer depends on a count, and nothing is forced to the disk: a counter that starts anew is no harm.
-    """
-
-    payloads: int = 0
-    payload_bytes: int = 0
-    refusals: dict[str, int] = field(default_factory=dict)
-
-
-def answers_path(ledger: Path) -> Path:
-    return ledger.with_name(f"{ledger.name}.answers")
-
-
-def read_answers(ledger: Path) -> Answers:
-    """Return what was counted; nothing where the file is missing or is none."""
-    with suppress(OSError):
-        return _parse_answers(answers_path(ledger).read_text("utf-8"))
-    return Answers()
-
-
-def count_answer(node: Mapping[str, Any], answer: bytes | str) -> None:
-    """Count an answer of the site with this node-config: a payload, or a refusal's code."""
-    ledger = node.get("ledger")
-    if os.name != "posix" or not isinstance(ledger, str) or not ledger or node.get("simulation") is True:
-        return
-    import fcntl
-
-    try:
-        with open(os.open(answers_path(Path(ledger)), os.O_RDWR | os.O_CREAT, 0o600), "r+", encoding="utf-8") as file:
-            fcntl.flock(file, fcntl.LOCK_EX)  # ends with the file
-            found = _parse_answers(file.read())
-            if isinstance(answer, bytes):
-                found.payloads += 1
-                found.payload_bytes += len(answer)
-            else:
-                found.refusals[answer] = found.refusals.get(answer, 0) + 1
-            file.seek(0)
-            file.truncate()
-            file.write(json.dumps(asdict(found)))
-    except Exception as error:  # whatever it is, the answer must not depend on it
-        logger.info("an answer was not counted: %s", error)
-
-
-def _parse_answers(text: str) -> Answers:
-    with suppress(ValueError, TypeError, KeyError, AttributeError):
-        found = json.loads(text)
-        refusals = {str(code): int(times) for code, times in found["refusals"].items()}
-        return Answers(int(found["payloads"]), int(found["payload_bytes"]), refusals)
-    return Answers()
 
 
 _FORMAT, _PRIVATE = "FEDSPA_LOG_FORMAT", "FEDSPA_LOG_PRIVATE"  # for child processes
