@@ -45,8 +45,6 @@ def _blocks(run: RunParts) -> Iterator[str]:
     yield "## The guarantee"
     for head, text in run.statement:
         yield f"**{as_text(head)}** {as_text(text)}"
-    if run.epsilons:
-        yield table(["", "ε", "neighbours", "sampling", "accountant", ""], run.epsilons)
     yield "## What it reaches"
     yield "\n".join(f"- **{as_text(card.label)}: {as_text(card.value)}**: {as_text(card.detail)}" for card in others)
     if run.by_class is not None:
@@ -131,8 +129,6 @@ def _annex_blocks(run: RunRecord, parts: RunParts) -> Iterator[str]:
         yield table(["", "value", "meaning"], parts.plan)
     yield "## 5. Residual risk"
     yield f"**{as_text(guarantee.label)}: {as_text(guarantee.value)}.** {as_text(guarantee.detail)}"
-    if parts.epsilons:
-        yield table(["", "ε", "neighbours", "sampling", "accountant", ""], parts.epsilons)
     if parts.history:
         yield "All runs of these agents in the same ledger:"
         yield table(["run", "agents", "participations", "first", "last"], parts.history)

@@ -18,7 +18,6 @@ from fedspa.report.record import Promise, RunRecord, promise
 from fedspa.runs.config import Config
 from fedspa.runs.defaults import chosen
 from fedspa.runs.guarantee import (
-    ALL_RUNS,
     NO_PROMISE,
     describe_guarantee,
     is_seeded,
@@ -29,7 +28,7 @@ from fedspa.runs.guarantee import (
     warnings,
 )
 from fedspa.runs.halving import settled
-from fedspa.runs.rundir import AGENTS_SCORE, LOWER, heading, label, shown_score
+from fedspa.runs.rundir import AGENTS_SCORE, heading, label, shown_score
 from fedspa.wire.payload import HEADER_BYTES
 
 if TYPE_CHECKING:
@@ -38,7 +37,6 @@ if TYPE_CHECKING:
 Cell = tuple[str, str]
 MOST_NAMES = 30  # of agents, in a line
 MOST_RUNS = 50  # of a ledger that are listed, the latest
-MAX_PROXIES = 12  # proxy runs that are listed, of the best
 _SEEDED = "FOR SIMULATIONS ONLY: follows from run.seed"
 
 
@@ -57,7 +55,6 @@ class Search:
     header: list[str]
     trials: list[list[str]]
     spent: str
-    proxies: list[list[str]]
     free: str
     test: str
 
@@ -73,7 +70,6 @@ class RunParts:
     problems: list[str]
     cards: list[Card]
     statement: list[Cell]
-    epsilons: list[list[str]]
     figures: list[Figure]
     agents: Figure | None
     ledger_note: str
@@ -106,7 +102,6 @@ def describe(run: RunRecord) -> RunParts:
         problems=_problems(run, held),
         cards=[*_cards(run, held, found), *_evaluation_cards(run, evaluated)],
         statement=_statement(run, held),
-        epsilons=epsilons(held),
         figures=charts.rounds(run, held),
         agents=charts.agents(run, held),
         ledger_note=_ledger_note(run),
@@ -288,33 +283,6 @@ def _statement(run: RunRecord, held: Promise | None) -> list[Cell]:
     return [(head, _kept_together(text)) for head, text in words]
 
 
-def epsilons(held: Promise | None) -> list[list[str]]:
-    """ε of the agent that spent most, by every relation that is stated: what, its ε, and the terms that ε means nothing
-    without."""
-    if held is None:
-        return []
-    facts = held.facts
-    flaw = "" if facts["private"] else "not a guarantee: see above"
-    if is_seeded(facts):
-        flaw = "A SIMULATION, the noise was seeded: not a guarantee"
-    terms = facts["neighbours"], facts["sampling"]
-    whom = f", against the server with up to {facts['colluders']} colluding" if facts["members"] else ""
-    rows = [["verified", _known(facts["epsilon"]), *terms, facts["accountant"], flaw or f"the guarantee{whom}"]]
-    if facts["members"]:
-        worst = shown(facts["epsilon_worst_case"])
-        rows.append(["worst case", worst, *terms, facts["accountant"], "; ".join(filter(None, (AGAINST_ALL, flaw)))])
-    if facts["neighbours"] != "replace-one":
-        rows.append(["verified", shown(facts["epsilon_replace_one"]), "replace-one", facts["sampling"], "pld", flaw])
-    if facts["epsilon_total"] is not None:
-        total = shown(facts["epsilon_total"])
-        note = "; ".join(filter(None, (f"{ALL_RUNS}, against the server", flaw)))
-        rows.append(["verified", total, *terms, facts["accountant_total"] or "–", note])
-        if facts["members"] or facts["epsilon_total_worst_case"] is not None:
-            total, note = shown(facts["epsilon_total_worst_case"]), f"{ALL_RUNS}, {AGAINST_ALL}"
-            rows.append(["worst case", total, *terms, facts["accountant_total"] or "–", note])
-    return rows
-
-
 def _time(text: str | None) -> str:
     return "–" if not text else text[:19].replace("T", " ")
 
@@ -458,7 +426,7 @@ def search(run: RunRecord) -> Search | None:
         ["", "Settings", "Rounds", f"{heading(name)} after each", "Uploads"],
         rows,
         _spent(run, taken),
-        *_proxies(found.get("proxy"), run.headline),
+        _proxies(found.get("proxy")),
         "" if tested is None else test,
     )
 
@@ -483,28 +451,19 @@ def _spent(run: RunRecord, taken: int) -> str:
     return words + " The chosen model continued from the state that its trial had reached."
 
 
-def _proxies(found: Sequence[Mapping[str, Any]] | None, name: str) -> tuple[list[list[str]], str]:
-    """Return the best proxy runs, and where settings came from that cost nothing in this run."""
-    rows: list[list[str]] = []
-    words = "No settings were tried in proxy runs."
-    if found:
-        scored = [(each["score"], format_settings(each["settings"])) for each in found]
-        known = sorted((each for each in scored if each[0] is not None), reverse=name not in LOWER)
-        rows = [[settings, shown_score(name, score)] for score, settings in known[:MAX_PROXIES]]
-        words = (
-            f"{len(scored)} settings were tried in proxy runs on the server's own held-out records, which belong to no "
-            f"agent, under the noise of this run, at no privacy cost. {len(scored) - len(known)} diverged."
-        )
-    return rows, words
+def _proxies(found: Sequence[Mapping[str, Any]] | None) -> str:
+    """Say where settings came from that cost nothing in this run."""
+    if not found:
+        return "No settings were tried in proxy runs."
+    diverged = sum(each["score"] is None for each in found)
+    return (
+        f"{len(found)} settings were tried in proxy runs on the server's held-out records, which belong to no agent, "
+        f"under the noise of this run, at no privacy cost (proxy.json has them). {diverged} diverged."
+    )
 
 
 def format_settings(settings: Mapping[str, Any]) -> str:
     return ", ".join(f"{key.partition('.')[2]} {value}" for key, value in settings.items()) or "the config's own"
-
-
-def _known(value: float | None) -> str:
-    """Return an ε, or a dash for none."""
-    return "–" if value is None else shown(value)
 
 
 def _fedavg_upload(dimension: int) -> int:
