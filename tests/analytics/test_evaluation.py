@@ -267,9 +267,11 @@ def test_a_release_is_a_target_of_the_audit(trained, tmp_path: Path, monkeypatch
     scores = evaluated(run, data, tmp_path, epsilon=2.0)
     assert scores.estimates[0].statistic == "persons"
     monkeypatch.chdir(tmp_path)
-    done = CliRunner().invoke(app, ["audit", "--out", str(scores.folder), "--draws", "100", "--json"])
+    done = CliRunner().invoke(
+        app, ["audit", "--config", str(scores.folder / "config.toml"), "--draws", "100", "--json"]
+    )
     assert done.exit_code == 0, done.exception
-    kept = json.loads((scores.folder / "audit.json").read_text("utf-8"))
+    kept = json.loads(done.output)
     assert kept["holds"]
     assert kept["checks"][0]["name"] == "one person's part"
     Path("alone.toml").write_text((scores.folder / "config.toml").read_text("utf-8"))

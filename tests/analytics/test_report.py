@@ -11,8 +11,7 @@ import numpy as np
 import fedspa
 from fedspa.analytics.estimates import Estimate
 from fedspa.report import render
-from fedspa.report.numbers import numbers
-from fedspa.report.parts import describe
+from fedspa.report.parts import describe, numbers
 from fedspa.report.record import read
 
 COLUMNS = {
@@ -56,12 +55,11 @@ def released(tmp_path: Path) -> tuple[fedspa.Statistics, fedspa.Evaluation]:
 
 def test_pages(tmp_path: Path) -> None:
     found, scores = released(tmp_path)
-    for each, titles in ((found, {"age, true", "town, false"}), (scores, {"AUC by agent", "Calibration"})):
+    for each in (found, scores):
         assert each.folder is not None
         record = read(each.folder)
         run = describe(record)
         assert run.numbers is not None
-        assert titles <= {figure.title for figure in run.numbers.figures}
         text = render(record)
         assert "<b>north" not in text
         assert "Released numbers" in text
@@ -74,5 +72,4 @@ def test_pages(tmp_path: Path) -> None:
 
 def test_few_records_are_said_to_be_few() -> None:
     found = numbers([Estimate("", "", "", "records", 3.0, 0.0, 9.0), Estimate("", "", "age", "mean", None, 0.0, 100.0)])
-    assert found.figures == []
     assert found.tables[0][2][1] == ["age", "Mean", "too few records", "0 to 100"]

@@ -355,14 +355,3 @@ def test_what_is_signed_and_the_annex_are_of_the_runs_own_facts(copy: Path) -> N
     summary = json.loads((copy / "summary.json").read_text("utf-8"))
     for words in ("## 5. Residual risk", "to be filled in by the controller", shown(summary["epsilon"]), "agent-0"):
         assert words in annex
-
-
-def test_an_audit_is_attached_to_the_run_that_it_attacked(copy: Path) -> None:
-    config = (copy / "config.toml").read_text("utf-8")
-    (copy / "config.toml").write_text(config.replace('engine = "generic"', 'engine = "auto"'), "utf-8")
-    asked = ["audit", "--out", str(copy), "--draws", "100"]
-    assert CliRunner().invoke(app, asked, catch_exceptions=False).exit_code == 0
-    assert "Audit of this run's mechanism holds" in page(copy).text
-    assert "its own config is audited" in str(CliRunner().invoke(app, [*asked, "--self-test"]).exception)
-    (copy / "audit.json").write_text('{"holds": true}')
-    assert "audit.json cannot be read" in page(copy).text

@@ -18,8 +18,6 @@ from fedspa.cli import (
     report,
     run,
     screen,
-    stats,
-    suggest,
     tune,
 )
 
@@ -33,8 +31,8 @@ app = typer.Typer(
 for command in (
     run.run,
     tune.tune,
-    suggest.suggest,
-    stats.stats,
+    privacy.suggest,
+    data.stats,
     report.evaluate,
     privacy.privacy,
     audit.audit,

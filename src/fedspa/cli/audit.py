@@ -31,32 +31,19 @@ def audit(
     seed: Annotated[
         int, typer.Option(min=0, max=2**64 - 1, help="Seed of the audit's data; of the noise too where it is seeded.")
     ] = 0,
-    out: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="RUN|FILE", help="Attach the result to a run's report, whose config is audited; or a file."
-        ),
-    ] = None,
+    out: Annotated[Path | None, typer.Option(metavar="FILE", help="Also write the result to this file.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Lower bounds on privacy loss from attacks on the real code. Exit code 0: all within the claim; 1: not.
 
     Example: fedspa audit --self-test
     """
-    of_run = out is not None and out.is_dir()
-    if of_run and (config is not None or overrides or self_test):
-        raise ConfigError(f"--out {out}, a run: its own config is audited; leave the other options out, or name a file")
-
     import torch
 
-    from fedspa import configs
+    from fedspa import configs, durable
     from fedspa.audit.audited import of_config
-    from fedspa.runs.rundir import check_is_run
 
     torch.set_num_threads(1)
-    if of_run and out is not None:
-        check_is_run(out)
-        config = str(out / "config.toml")
     source = None if config is None else configs.find(config)
     mechanism, target, setting = of_config(source, overrides or [], draws, seed)
     if self_test:
@@ -64,26 +51,14 @@ def audit(
         raise typer.Exit(0 if caught else 1)
     report = mechanism.audit(setting, target)
     if out is not None:
-        _keep(report, out)
+        with os_errors_as(ConfigError, str(out), "name a file that can be written"):
+            durable.replace_text(out, json.dumps(report.to_json(), allow_nan=False, indent=1) + "\n")
     if as_json:
         print_json(report.to_json())
     else:
         _show(report)
     if not report.holds:
         raise typer.Exit(1)
-
-
-def _keep(report: Report, out: Path) -> None:
-    """Write the result to a file, or into a run's folder, whose report is made again with it."""
-    from fedspa import durable
-    from fedspa.report import write
-    from fedspa.report.record import AUDIT
-
-    file = out / AUDIT if out.is_dir() else out
-    with os_errors_as(ConfigError, str(file), "name a file that can be written"):
-        durable.replace_text(file, json.dumps(report.to_json(), allow_nan=False, indent=1) + "\n")
-    if out.is_dir():
-        write(out)
 
 
 def _self_test(reports: dict[str, Report], as_json: bool) -> bool:

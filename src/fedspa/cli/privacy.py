@@ -1,4 +1,4 @@
-"""`fedspa privacy`: the noise that an ε takes, or the ε of a noise, under each sampling and relation."""
+"""`fedspa privacy`: the noise that an ε takes, or the ε of a noise. `fedspa suggest`: a first setting by arithmetic."""
 
 from __future__ import annotations
 
@@ -13,6 +13,11 @@ from fedspa.errors import ConfigError
 
 if TYPE_CHECKING:
     from fedspa.mechanisms.gaussian.plan import Comparison
+
+
+import json
+
+from fedspa.configs import complete
 
 
 class _Setting(TypedDict):
@@ -75,3 +80,72 @@ def _show(rows: list[Comparison], setting: _Setting, *, asked: float | None) -> 
 def _plain(row: Comparison) -> dict[str, Any]:
     """JSON has no infinity: an ε that no accountant bounds is null."""
     return {name: value if value != math.inf else None for name, value in asdict(row).items()}
+
+
+def suggest(
+    config: Annotated[
+        str | None,
+        typer.Argument(
+            help="A config: agents, records, model and ε are read from it, and no record.", autocompletion=complete
+        ),
+    ] = None,
+    agents: Annotated[int | None, typer.Option(help="How many agents hold records.")] = None,
+    records: Annotated[int | None, typer.Option(help="The fewest records that an agent holds.")] = None,
+    epsilon: Annotated[float | None, typer.Option(help="ε for each record over the whole run.")] = None,
+    parameters: Annotated[
+        int | None, typer.Option(help="d, parameters of the model (`fedspa doctor --model`).")
+    ] = None,
+    delta: Annotated[float | None, typer.Option(help="δ (at most a tenth of 1 over the records).")] = None,
+    per_round: Annotated[int | None, typer.Option(help="Agents in a round (a tenth, at least 10).")] = None,
+    rounds: Annotated[int | None, typer.Option(help="Rounds (40 or more, each agent in 5).")] = None,
+    compression: Annotated[float, typer.Option(help="p, the share of coordinates in an upload.")] = 1.0,
+    as_json: AsJson = False,
+) -> None:
+    """Batch, steps, clip, rate and rounds for a federation, with the noise and the bytes to expect.
+
+    Example: fedspa suggest --agents 100 --records 600 --parameters 7850 --epsilon 1
+
+    From these numbers alone, or from those of CONFIG; no budget is spent. A run takes the same settings where its
+    config leaves them out.
+    """
+    from fedspa import configs
+    from fedspa.runs.config import load
+    from fedspa.tuning.suggest import suggest, suggest_for
+
+    if config is not None:
+        numbers = {"--agents": agents, "--records": records, "--parameters": parameters}
+        if given := [name for name, value in numbers.items() if value is not None]:
+            raise ConfigError(f"{', '.join(given)} and CONFIG: the config says it; give one or the other")
+        asked = [] if epsilon is None else [f"privacy.epsilon={epsilon}", "privacy.noise_multiplier=none"]
+        found = suggest_for(load(configs.find(config), asked))
+    elif agents is None or records is None or parameters is None or epsilon is None:
+        needed = {"--agents": agents, "--records": records, "--parameters": parameters, "--epsilon": epsilon}
+        missing = [name for name, value in needed.items() if value is None]
+        raise ConfigError(f"{', '.join(missing)} missing: give all of {', '.join(needed)}, or a config")
+    else:
+        found = suggest(agents, records, parameters, epsilon, delta, per_round, rounds, compression)
+    if as_json:
+        print_json({**asdict(found), "run_bytes": found.run_bytes})
+        return
+
+    from fedspa.runs.guarantee import shown_bytes
+
+    section = ""
+    for key, value in found.settings.items():
+        if (named := key.partition(".")[0]) != section:
+            section = named
+            print(f"[{section}]")
+        print(f"{key.partition('.')[2]} = {json.dumps(value)}")
+    print()
+    ratio = f"noise-to-signal ratio over the run {found.noise_to_signal:.2g} (best case)"
+    show_facts(
+        [
+            ("Parameters", f"{found.dimension:,}; each agent takes part in {found.participations} rounds at most"),
+            ("Noise", f"multiplier {found.noise_multiplier:.4g} in each local step"),
+            ("", ratio),
+            ("Uploads", f"{shown_bytes(found.upload_bytes)} each, {shown_bytes(found.run_bytes)} per agent in all"),
+            *([] if found.smallest is None else [("Smallest", found.smallest)]),
+            ("Data", "no budget was spent; `fedspa tune` finds rate, clip and averaging within ε"),
+            *(("Note", warning) for warning in found.warnings),
+        ]
+    )

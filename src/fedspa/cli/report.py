@@ -58,7 +58,7 @@ def evaluate(
     """
     from fedspa.analytics import evaluation
     from fedspa.analytics.estimates import DETAILS
-    from fedspa.cli.stats import show
+    from fedspa.cli.data import show
     from fedspa.runs.rundir import read_summary
 
     summary = read_summary(run)

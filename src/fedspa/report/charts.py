@@ -91,15 +91,13 @@ class Curve:
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """A rectangle from zero to a value, with the ends of the value's interval where it has one."""
+    """A rectangle from zero to a value."""
 
     x: float
     y: float
     width: float
     height: float
     label: str
-    low: float | None = None
-    high: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,57 +178,6 @@ def _curve(line: Line, x: Axis, y: Axis, show: Show) -> Curve:
     return Curve(line.name, line.dashed, path, mark, show(last) if last is not None and last > y.high else "")
 
 
-def bars(
-    title: str,
-    caption: str,
-    x_label: str,
-    values: Sequence[float],
-    header: list[str],
-    rows: list[list[str]],
-    *,
-    intervals: Sequence[tuple[float, float]] = (),
-    show: Show = plain,
-    limits: Sequence[tuple[str, float]] = (),
-) -> Figure | None:
-    """Draw a bar for each of `values`, labelled by the cells of its row; `intervals` has the ends of each one's
-    interval. Return None without values."""
-    if not values:
-        return None
-    width, height = (WIDTH, HEIGHT) if len(values) < _MANY_BARS else (WIDE, LOW)
-    highest = [*values, *(high for _, high in intervals), *(_HEADROOM * value for _, value in limits)]
-    y = Axis.around(highest, zero=True, height=height)
-    slot = (width - LEFT - RIGHT) / len(values)
-    gap = min(4.0, slot * 0.18)
-    base = y.at(0)
-    names = [row[0].removeprefix("agent-") for row in rows]
-    names = [name if len(name) <= _LONGEST_NAME else f"{name[: _LONGEST_NAME - 1]}…" for name in names]
-    apart = int(max(1.0, nice_step(_LETTER * (max(map(len, names)) + 1) / slot)))  # no name runs into the next
-    ends = [(y.at(low), y.at(high)) for low, high in intervals]
-    return Figure(
-        title,
-        caption,
-        x_label,
-        [(round(LEFT + (i + 0.5) * slot, 2), names[i]) for i in range(0, len(values), apart)],
-        [(y.at(value), show(value)) for value in y.ticks()],
-        [(y.at(value), name) for name, value in limits],
-        bars=[
-            Bar(
-                round(LEFT + i * slot + gap / 2, 2),
-                min(y.at(value), base - 1),
-                round(slot - gap, 2),
-                round(max(base - y.at(value), 1), 2),
-                ", ".join(f"{name} {cell}".strip() for name, cell in zip(header, rows[i])),
-                *(ends[i] if ends else ()),
-            )
-            for i, value in enumerate(values)
-        ],
-        header=header,
-        rows=rows,
-        width=width,
-        height=height,
-    )
-
-
 def rounds(run: RunRecord, promise: Promise | None) -> list[Figure]:
     """Draw what happened round by round; a release of statistics has no rounds to follow."""
     found = [] if run.released is not None else [_score(run), _loss(run), _epsilon(run, promise)]
@@ -296,16 +243,38 @@ def agents(run: RunRecord, promise: Promise | None) -> Figure | None:
         names = sorted(names, key=lambda name: -counts[name])[:MOST_BARS]
     values = [promise.verified(counts[name]) for name in names]
     some = "" if len(counts) <= MOST_BARS and total <= MOST_BARS else f" The {len(names)} that spent most of {total}."
-    return bars(
+    rows = [[name, str(counts[name]), shown(value)] for name, value in zip(names, values)]
+    header, cap = ["Agent", "Participations", "ε verified"], _cap(promise.epsilon_cap)
+    width, height = (WIDTH, HEIGHT) if len(names) < _MANY_BARS else (WIDE, LOW)
+    y = Axis.around([*values, *(_HEADROOM * value for _, value in cap)], zero=True, height=height)
+    slot = (width - LEFT - RIGHT) / len(names)
+    gap, base = min(4.0, slot * 0.18), y.at(0)
+    short = [name.removeprefix("agent-") for name in names]
+    short = [name if len(name) <= _LONGEST_NAME else f"{name[: _LONGEST_NAME - 1]}…" for name in short]
+    apart = int(max(1.0, nice_step(_LETTER * (max(map(len, short)) + 1) / slot)))  # no name runs into the next
+    return Figure(
         "ε by agent, at the end",
         f"{SIMULATED * is_seeded(facts)}"
         f"Verified, for each {protected(facts)}, at δ = {facts['delta']:g}, {facts['neighbours']}{_against(facts)}."
         f"{some}",
         "Agent",
-        values,
-        ["Agent", "Participations", "ε verified"],
-        [[name, str(counts[name]), shown(value)] for name, value in zip(names, values)],
-        limits=_cap(promise.epsilon_cap),
+        [(round(LEFT + (i + 0.5) * slot, 2), short[i]) for i in range(0, len(names), apart)],
+        [(y.at(value), plain(value)) for value in y.ticks()],
+        [(y.at(value), name) for name, value in cap],
+        bars=[
+            Bar(
+                round(LEFT + i * slot + gap / 2, 2),
+                min(y.at(value), base - 1),
+                round(slot - gap, 2),
+                round(max(base - y.at(value), 1), 2),
+                ", ".join(f"{name} {cell}" for name, cell in zip(header, rows[i])),
+            )
+            for i, value in enumerate(values)
+        ],
+        header=header,
+        rows=rows,
+        width=width,
+        height=height,
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import islice
+from itertools import groupby, islice
 from typing import TYPE_CHECKING, Any
 
 from fedspa.agent.ledger.report import short
@@ -32,7 +32,7 @@ from fedspa.runs.rundir import AGENTS_SCORE, heading, label, shown_score
 from fedspa.wire.payload import HEADER_BYTES
 
 if TYPE_CHECKING:
-    from fedspa.report.numbers import Numbers
+    from fedspa.analytics.estimates import Estimate
 
 Cell = tuple[str, str]
 MOST_NAMES = 30  # of agents, in a line
@@ -46,6 +46,14 @@ class Card:
     value: str
     detail: str
     bad: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Numbers:
+    """Released numbers: the headlines (name, value, interval), and a table for each site: its name, header and rows."""
+
+    headlines: list[tuple[str, str, str]]
+    tables: list[tuple[str, list[str], list[list[str]]]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,12 +96,8 @@ def describe(run: RunRecord) -> RunParts:
     """Return what there is to say of a run."""
     run = replace(run, config=chosen_config(run.config, run.summary))
     held = promise(run)
-    found = evaluated = None
-    if run.released is not None or run.evaluation is not None:
-        from fedspa.report.numbers import numbers  # whose estimates come from tensors
-
-        found = None if run.released is None else numbers(run.released)
-        evaluated = None if run.evaluation is None else numbers(run.evaluation[1])
+    found = None if run.released is None else numbers(run.released)
+    evaluated = None if run.evaluation is None else numbers(run.evaluation[1])
     return RunParts(
         name=run.name,
         subtitle=_subtitle(run),
@@ -165,7 +169,7 @@ def _problems(run: RunRecord, held: Promise | None) -> list[str]:
 
 
 def _cards(run: RunRecord, held: Promise | None, found: Numbers | None) -> list[Card]:
-    cards = [_guarantee_card(run, held), *_audit_card(run)]
+    cards = [_guarantee_card(run, held)]
     if found is not None:
         cards += [Card(name, value, f"95 % interval {ends}, all agents") for name, value, ends in found.headlines]
         return [*cards, _upload_card(run)]
@@ -176,6 +180,36 @@ def _cards(run: RunRecord, held: Promise | None, found: Numbers | None) -> list[
         took = f"; {run.summary['seconds']:,.0f} s, engine {run.summary['engine']}"
     cohort = f"{federation.agents} agents, {federation.per_round} a round{took}"
     return [*cards, Card("Rounds", f"{len(run.metrics)} of {federation.rounds}", cohort)]
+
+
+_HEADLINES = ("auc", "accuracy", "mean absolute error")  # the first one that there is goes on a card
+_NOT_LISTED = ("count in ", "count of ", "predicted", "frequency")  # details, which the release's JSON has
+
+
+def numbers(estimates: Sequence[Estimate]) -> Numbers:
+    """Arrange released numbers for a page."""
+
+    def named(statistic: str) -> str:
+        return "AUC" if statistic == "auc" else statistic[:1].upper() + statistic[1:]
+
+    whole = [each for each in estimates if not each.site]
+    by_class = len({each.group for each in whole}) > 1
+    score = next((name for name in _HEADLINES if name in {each.statistic for each in whole}), None)
+    headlines = [
+        (named(each.statistic), *each.shown)
+        for each in whole
+        if (each.column == "" and each.statistic in ("records", "persons") and not by_class) or each.statistic == score
+    ]
+    header = [*["Class"] * by_class, "", "Statistic", "Value", "95 % interval"]
+    tables = []
+    for site, found in groupby(estimates, lambda each: each.site):
+        rows = [
+            [*[each.group] * by_class, each.column, named(each.statistic), *each.shown]
+            for each in found
+            if not each.statistic.startswith(_NOT_LISTED)
+        ]
+        tables.append((site or "All agents", header, rows))
+    return Numbers(headlines, tables)
 
 
 def _evaluation_cards(run: RunRecord, found: Numbers | None) -> list[Card]:
@@ -248,17 +282,6 @@ def _totals_by_agent(run: RunRecord, facts: Mapping[str, Any]) -> str:
         return ""
     more = f" and {len(spent) - MOST_NAMES:,} more" * (len(spent) > MOST_NAMES)
     return f" ({', '.join(found)}{more})" if found else ""
-
-
-def _audit_card(run: RunRecord) -> list[Card]:
-    if run.audit is None:
-        return []
-    value = "holds" if run.audit["holds"] else "VIOLATED"
-    detail = (
-        f"{run.audit['check']}: at least {run.audit['lower_bound']:.4g} seen, {run.audit['claimed']:.4g} claimed "
-        f"({run.audit['unit']}); chance of a false alarm at most {run.audit['false_alarm']:g}"
-    )
-    return [Card("Audit of this run's mechanism", value, detail, not run.audit["holds"])]
 
 
 def _kept_together(text: str) -> str:
