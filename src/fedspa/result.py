@@ -25,7 +25,7 @@ from fedspa.examples import Tree, layout, moved, of_layout, split
 from fedspa.learning import models
 from fedspa.learning.forward import evaluating, outputs
 from fedspa.learning.tasks.named import kind_of
-from fedspa.report.card import card
+from fedspa.report import card
 from fedspa.runs import rundir
 from fedspa.runs.config import Config, load
 from fedspa.runs.guarantee import shown_bytes, statement

@@ -71,9 +71,9 @@ def test_what_releases_nothing(event: Any) -> None:
 @pytest.mark.parametrize(
     ("event", "match"),
     [
-        (dp_event.NonPrivateDpEvent(), "NonPrivateDpEvent cannot be spent: it says of itself"),
+        (dp_event.NonPrivateDpEvent(), "NonPrivateDpEvent cannot be spent: no proven accountant"),
         (dp_event.UnsupportedDpEvent(), "UnsupportedDpEvent cannot be spent"),
-        (dp_event.LaplaceDpEvent(1.0), "LaplaceDpEvent cannot be spent: the ledger composes Gaussian noise"),
+        (dp_event.LaplaceDpEvent(1.0), "LaplaceDpEvent cannot be spent: no proven accountant"),
         (dp_event.DiscreteLaplaceDpEvent(1.0, 1), "DiscreteLaplaceDpEvent"),
         (dp_event.RandomizedResponseDpEvent(0.5, 2), "RandomizedResponseDpEvent"),
         (dp_event.SampledWithReplacementDpEvent(600, 10, GAUSSIAN), "a record may be drawn twice"),

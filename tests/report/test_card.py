@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 import fedspa
 from fedspa.cli import app
-from fedspa.report.card import card
+from fedspa.report import card
 from fedspa.report.parts import describe
 from fedspa.report.record import read
 

@@ -26,17 +26,11 @@ def report(
 
     Example: fedspa report runs/my-run
     """
-    from fedspa.report import card as cards
-    from fedspa.report import write
+    from fedspa.report import write, write_annex, write_card
 
     if card and dpia:
         raise ConfigError("--card and --dpia: give one of them")
-    if card:
-        print(cards.write(cards.card(run), out or run / "card.md"))
-    elif dpia:
-        print(cards.write(cards.annex(run), out or run / "dpia.md"))
-    else:
-        print(write(run, out))
+    print((write_card if card else write_annex if dpia else write)(run, out))
 
 
 def evaluate(

@@ -90,6 +90,9 @@ class RunParts:
     config: list[tuple[str, list[Cell]]]
     approval: list[Cell]
     history: list[list[str]]
+    protected: str
+    columns: list[list[str]]
+    parties: list[Cell]
 
 
 def describe(run: RunRecord) -> RunParts:
@@ -121,6 +124,9 @@ def describe(run: RunRecord) -> RunParts:
         ],
         approval=_approval(run, held),
         history=_history(run),
+        protected="person, with all records that an agent holds of them," if run.config.data.person else "record",
+        columns=_columns(run),
+        parties=_parties(run),
     )
 
 
@@ -129,19 +135,46 @@ def _approval(run: RunRecord, held: Promise | None) -> list[Cell]:
     config = run.config
     times = [entry.reserved_at for entry in run.participations.entries if entry.reserved_at]
     used = " to ".join(_time(moment(times)) for moment in (min, max)) + " UTC" if times else "–"
-    agents = run.agents
-    listed = ", ".join(agents[:MOST_NAMES]) + (f" and {len(agents) - MOST_NAMES:,} more" * (len(agents) > MOST_NAMES))
     schema = config.data.schema_of_table
     guarantee = _guarantee_card(run, held)
     return [
         ("Purpose", ""),
         ("Controller", ""),
         ("Learned", ", ".join(schema.targets) if schema else f"{config.task.name} on {config.data.name}"),
-        ("Agents", listed),
+        ("Agents", _listed_agents(run)),
         (guarantee.label, f"{guarantee.value} ({guarantee.detail})" if guarantee.detail else guarantee.value),
         ("ε was set by", ""),
         ("Records were used", used),
     ]
+
+
+def _listed_agents(run: RunRecord) -> str:
+    more = f" and {len(run.agents) - MOST_NAMES:,} more" * (len(run.agents) > MOST_NAMES)
+    return ", ".join(run.agents[:MOST_NAMES]) + more
+
+
+def _parties(run: RunRecord) -> list[Cell]:
+    """Return who receives what."""
+    sums = run.config.privacy.adversary == "secure-aggregation"
+    seen = "sums of masked updates over all agents of a round" if sums else "each agent's noisy update"
+    _, uploads, each = run.sent
+    return [
+        (_listed_agents(run), "the model of each round; its own records stay with it"),
+        ("server", f"{seen}: {uploads:,} in all, {shown_bytes(each)} each; and its own held-out records"),
+        ("anyone who gets the model", "its parameters, which the same guarantee covers"),
+    ]
+
+
+def _columns(run: RunRecord) -> list[list[str]]:
+    """Return what the columns of the run's table are."""
+    found, table = [], run.config.data.table
+    for name, column in {} if table is None else table.columns.items():
+        values = "yes or no" if column.kind == "flag" else ", ".join(getattr(column, "categories", ()))
+        if ends := getattr(column, "range", None):
+            values = " to ".join(_shown_value(end) for end in ends)
+        use = "learned" if getattr(column, "target", False) else "left out" if column.kind == "ignore" else "input"
+        found.append([name, column.kind, values or "–", use])
+    return found
 
 
 def _subtitle(run: RunRecord) -> str:

@@ -16,7 +16,6 @@ import subprocess
 import sys
 import types
 from collections.abc import Iterable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any, Final
 
@@ -200,15 +199,13 @@ _VERSIONED = frozenset({"torch", "numpy", "fedspa", "builtins", *sys.stdlib_modu
 
 
 def digest_tensors(tensors: Iterable[Tensor]) -> str:
-    """Digest kinds, shapes and every byte, in parts that are hashed in parallel."""
+    """Digest kinds, shapes and every byte."""
     total = hashlib.blake2b(digest_size=16)
     for tensor in tensors:
         total.update(f"{tensor.dtype} {tuple(tensor.shape)}\0".encode())
         content = memoryview(_bytes(tensor))
-        parts = [content[start : start + _PART] for start in range(0, len(content), _PART)]
-        with ThreadPoolExecutor(min(4, os.cpu_count() or 1)) as pool:  # hashing releases the interpreter's lock
-            for digest in pool.map(lambda part: hashlib.blake2b(part, digest_size=16).digest(), parts):
-                total.update(digest)
+        for start in range(0, len(content), _PART):
+            total.update(hashlib.blake2b(content[start : start + _PART], digest_size=16).digest())
     return total.hexdigest()
 
 

@@ -92,21 +92,16 @@ class Transport(Protocol):
         """Add to the summary what only this transport knows."""
 
 
+@dataclass(frozen=True)
 class Observer:
-    """Follows a run and may stop it. Does nothing by itself."""
+    """Follows a run and may stop it: called with the rounds of the last checkpoint, with the run's folder before the
+    first round of this process, and with each round when its checkpoint was saved. `should_stop` is asked after each
+    round but the last; after a yes the run is saved and `Stopped` is raised."""
 
-    def restored(self, history: Sequence[RoundMetrics]) -> None:
-        """Called when the rounds of the last checkpoint were read."""
-
-    def started(self, folder: Path) -> None:
-        """Called before the first round of this process."""
-
-    def finished_round(self, metrics: RoundMetrics) -> None:
-        """Called after each round, when its checkpoint was saved."""
-
-    def should_stop(self) -> bool:
-        """Asked after each round but the last. After a yes the run is saved and `Stopped` is raised."""
-        return False
+    restored: Callable[[Sequence[RoundMetrics]], object] = lambda history: None
+    started: Callable[[Path], object] = lambda folder: None
+    finished_round: Callable[[RoundMetrics], object] = lambda metrics: None
+    should_stop: Callable[[], bool] = lambda: False
 
 
 @dataclass(frozen=True)
@@ -139,7 +134,7 @@ def train(
         Diverged: The model is no longer finite. The last good parameters are in the run's folder.
     """
     job, server, resume = start.job, start.server, start.resume
-    with RunFolder(job.config, job.data_name) if resume is None else RunFolder.reopen(resume, job.config) as folder:
+    with RunFolder(job.config, job.data_name, resume) as folder:
         state = RunState(job, server, folder, start.facts, start.started, resume=resume is not None)
         observer.restored(state.history)
         with connect(state) as transport:

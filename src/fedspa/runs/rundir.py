@@ -121,34 +121,27 @@ def runs_folder(config: Config) -> Path:
 
 
 class RunFolder:
-    """A fresh folder: `run.out`, or a dated one under runs/. `reopen` is for a run that was interrupted."""
+    """The folder of a run, locked: a fresh one (`run.out`, or dated, under runs/), or `resume` of one that was
+    interrupted."""
 
-    def __init__(self, config: Config, data_name: str) -> None:
-        self._name(Path(config.run.out) if config.run.out is not None else _dated(config, data_name), config)
+    def __init__(self, config: Config, data_name: str, resume: Path | None = None) -> None:
+        fresh = _dated(config, data_name) if config.run.out is None else Path(config.run.out)
+        self.path, self._lock = resume or fresh, -1
+        self._journal = Journal(self.path)
+        self._resume_command = resume_command(config, self.path)
+        if resume is not None:
+            check_is_run(resume)
         with _starting(self.path):
             self.path.mkdir(parents=True, exist_ok=True)
             self._take_lock()
+            if resume is not None:
+                return
             try:
                 _check_empty(self.path)
             except ConfigError:
                 self.close()
                 raise
             durable.replace_text(self.path / "config.toml", to_toml(config))
-
-    @classmethod
-    def reopen(cls, path: Path, config: Config) -> Self:
-        """Return the folder of an interrupted run, locked."""
-        self = cls.__new__(cls)
-        self._name(path, config)
-        check_is_run(path)
-        with _starting(path):
-            self._take_lock()
-        return self
-
-    def _name(self, path: Path, config: Config) -> None:
-        self.path, self._lock = path, -1
-        self._journal = Journal(path)
-        self._resume_command = resume_command(config, path)
 
     @property
     def ledger(self) -> Path:
