@@ -1,5 +1,5 @@
-"""What comes of a run, for people: the page report.html, which needs no network and no other file; as Markdown the model
-card, and the annex to a data protection impact assessment (Article 35 GDPR). All are of the same facts and words."""
+"""What comes of a run, for people: a page that needs no network and no other file; as Markdown the model card, and the
+annex to a data protection impact assessment (Article 35 GDPR). All are of the same facts and words."""
 
 from __future__ import annotations
 
