@@ -22,15 +22,14 @@ from fedspa.learning.tasks import Loss, Metric
 from fedspa.privacy.event import shown
 from fedspa.result import RunResult
 from fedspa.runs import config as configs
+from fedspa.runs.checkpoint import digests_of, facts, record_inputs
 from fedspa.runs.config import Config
 from fedspa.runs.guarantee import SEEDED, SEEDED_NOISE, shown_bytes
-from fedspa.runs.identity import digests_of, facts, record_inputs
 from fedspa.runs.local import LocalTransport
-from fedspa.runs.loop import Observer, RunState, Start, train
+from fedspa.runs.loop import Observer, RunState, Start, server_of, train
 from fedspa.runs.run_ledger import RunLedger, with_ledger
 from fedspa.runs.rundir import RoundMetrics, check_given, check_is_run, shown_score
 from fedspa.runs.setup import Simulated, prepare, records_of
-from fedspa.runs.trials import server_of
 
 if TYPE_CHECKING:
     from rich.console import Console

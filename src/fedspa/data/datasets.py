@@ -24,8 +24,9 @@ from numpy.typing import NDArray
 
 from fedspa.data import plugin
 from fedspa.data.adapters import from_agents, from_arrays, from_table
-from fedspa.data.columns import TABLES, Schema, is_pattern
+from fedspa.data.columns import Schema
 from fedspa.data.dataset import Dataset
+from fedspa.data.plugin import TABLES, is_pattern
 from fedspa.errors import DataError, did_you_mean, first_line
 
 NAMES = ("digits", "mnist", "fashion-mnist", "cifar10")

@@ -37,7 +37,7 @@ from fedspa.flower.terms import VERSION
 from fedspa.flower.trainer import SiteExamples, Trainer, trainer_for
 from fedspa.learning.tasks.named import resolve
 from fedspa.privacy.event import noise_modes, seeded_warning, shown
-from fedspa.runs import identity
+from fedspa.runs import checkpoint
 from fedspa.secagg.keys import fingerprint
 
 logger = logging.getLogger("fedspa.agent")
@@ -69,7 +69,7 @@ def versions() -> Iterator[Check]:
     fits = FLWR[0] <= tuple(int(part) for part in version.split(".")[:2]) < FLWR[1]
     wanted = "" if fits else "; fedspa supports 1.41 and later versions below 2: pip install 'fedspa[flower]'"
     yield Check("flwr", fits, version + wanted)
-    yield Check("editions", None, f"terms {VERSION}, {identity.written_editions()}: both ends must print the same")
+    yield Check("editions", None, f"terms {VERSION}, {checkpoint.written_editions()}: both ends must print the same")
 
 
 def check_node(node: Mapping[str, Any]) -> list[Check]:

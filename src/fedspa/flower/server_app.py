@@ -22,13 +22,12 @@ from fedspa.errors import ConfigError
 from fedspa.flower.nodes import PollingGrid
 from fedspa.flower.settings import FlowerSettings, check_deployable, read_config
 from fedspa.flower.transport import FlowerTransport
+from fedspa.runs.checkpoint import facts
 from fedspa.runs.config import Config
 from fedspa.runs.guarantee import statement
-from fedspa.runs.identity import facts
-from fedspa.runs.loop import Observer, RunState, Start, train
+from fedspa.runs.loop import Observer, RunState, Start, server_of, train
 from fedspa.runs.rundir import label, shown_score
 from fedspa.runs.setup import Job, prepare, prepare_server, records_of
-from fedspa.runs.trials import server_of
 from fedspa.server.coordinator import Coordinator
 
 app = ServerApp()

@@ -15,21 +15,35 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Protocol
 
+from torch import nn
+
 from fedspa.agent.participate import Request
 from fedspa.data.columns import Schema
+from fedspa.data.dataset import Dataset
 from fedspa.errors import ConfigError, PayloadError, one_line, quoted
-from fedspa.learning.tasks import Baseline, Task
+from fedspa.learning.tasks import Baseline, Loss, Metric, Task
+from fedspa.learning.tasks.totals import Totals
 from fedspa.mechanisms import event_of
-from fedspa.runs.checkpoint import Checkpoint, CheckpointError, Fact, load_latest
+from fedspa.runs.checkpoint import (
+    ALL_RECORDS,
+    PACKAGE,
+    REPORTED,
+    ROUNDING,
+    Checkpoint,
+    CheckpointError,
+    Fact,
+    load_latest,
+    provenance,
+    with_commits,
+)
 from fedspa.runs.config import Config, flat
 from fedspa.runs.guarantee import Guarantee, LedgerTotal, finite, not_private_because, promised, warnings
-from fedspa.runs.identity import ALL_RECORDS, PACKAGE, REPORTED, ROUNDING, provenance, with_commits
 from fedspa.runs.run_ledger import check_budget, check_same_event
 from fedspa.runs.rundir import RoundMetrics, RunFolder, Stopped, better, label, read_summary, shown_score
 from fedspa.runs.setup import Job, Simulated
-from fedspa.runs.trials import Trials
+from fedspa.runs.trials import Trials, trials_of
 from fedspa.secagg.masking import Void
-from fedspa.server.coordinator import Coordinator, Diverged
+from fedspa.server.coordinator import Coordinator, Diverged, TotalsServer
 from fedspa.server.evaluation import Closing
 from fedspa.server.intake import Intake, MaskedIntake
 from fedspa.server.optimizers import ServerOptimizer
@@ -90,6 +104,25 @@ class Transport(Protocol):
 
     def complete(self, summary: dict[str, Any]) -> None:
         """Add to the summary what only this transport knows."""
+
+
+def server_of(
+    job: Job,
+    records: Dataset,
+    sizes: set[int],
+    module: nn.Module | None = None,
+    task: Loss | None = None,
+    metrics: Mapping[str, Metric] | None = None,
+) -> Coordinator:
+    """Return the server of a run whose agents hold so many records each."""
+    tuning = job.config.tuning
+    if isinstance(job.server.model.task, Totals):
+        return TotalsServer(job.server)
+    if tuning.candidates is not None:
+        return trials_of(job, records, sizes, module, task, metrics)
+    if tuning.scored_by is not None:  # `fedspa tune`, which chooses the candidates, reads it without any
+        raise ConfigError("tuning.scored_by is for tuning.candidates, and there are none: name some")
+    return Coordinator(job.server)
 
 
 @dataclass(frozen=True)

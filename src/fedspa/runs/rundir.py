@@ -26,8 +26,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from fedspa import durable
 from fedspa.agent.ledger.ledger import has_entries
-from fedspa.data.columns import TABLES
-from fedspa.data.plugin import GIVEN
+from fedspa.data.plugin import GIVEN, TABLES
 from fedspa.errors import ConfigError, FedspaError, one_line, os_errors_as, quoted
 from fedspa.runs.config import Config, load, to_toml
 
