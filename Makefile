@@ -69,7 +69,7 @@ $(VENV)/.installed: $(VENV)/.torch $(SOURCES)
 
 # Not after .installed: every install of the package compiles the native engine.
 $(VENV)/.installed-dev: $(VENV)/.torch $(SOURCES)
-	$(PIP) install -c constraints.txt -e '.[dev,flower,ray,plots,tensorboard,mlflow,parquet,onnx,docs]'
+	$(PIP) install -c constraints.txt -e '.[dev,flower,ray,plots,parquet,docs]'
 	touch $(VENV)/.installed $(VENV)/.installed-docs $@
 
 # The extra `docs` without a second build of the package.

@@ -30,7 +30,7 @@ def main(run: Path | None) -> None:
             run = Path(scratch) / "quickstart"
             fedspa.run(load(None, [f"run.out={str(run)!r}"]), progress=False)
         page_file = Path(scratch) / "report.html"
-        write([run], page_file)
+        write(run, page_file)
         arguments = ["--no-sandbox"] if os.geteuid() == 0 else []
         browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=arguments)
         page = browser.new_page(viewport={"width": WIDTH, "height": 800}, color_scheme="light")

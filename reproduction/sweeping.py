@@ -140,13 +140,6 @@ def _words(outcome: Outcome) -> str:
 
 
 def show(screen: Console, title: str | None, columns: Sequence[str], lines: Sequence[Sequence[str]]) -> None:
-    from rich.table import Table
+    from fedspa.cli.screen import show_table
 
-    from fedspa.cli.screen import show as show_table
-
-    grid = Table(title=title, box=None, padding=(0, 1))
-    for number, column in enumerate(columns):
-        grid.add_column(column, justify="left" if number == 0 else "right", overflow="fold")
-    for line in lines:
-        grid.add_row(*line)
-    show_table(grid, screen)
+    show_table(columns, lines, screen, title=title, right=True)

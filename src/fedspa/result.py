@@ -1,18 +1,13 @@
-"""What a run leaves in its user's hands: the trained module, its answers, its card, and ONNX for other programs.
+"""What a run leaves in its user's hands: the trained module, its answers and its card.
 
 The module is built again from the config, and its parameters are read from model.safetensors, which holds no code.
 """
 
 from __future__ import annotations
 
-import io
-import logging
 import os
-import warnings
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -20,20 +15,18 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from fedspa import durable
 from fedspa.data import sources
 from fedspa.data.columns import Schema
 from fedspa.data.features import transform
 from fedspa.data.plugin import GIVEN
 from fedspa.data.table import features_of
-from fedspa.errors import ConfigError, DataError, FedspaError, first_line, os_errors_as, quoted
-from fedspa.examples import Tree, layout, moved, named_leaves, of_layout, split, zero_examples
+from fedspa.errors import ConfigError, DataError, first_line, quoted
+from fedspa.examples import Tree, layout, moved, of_layout, split
 from fedspa.learning import models
-from fedspa.learning.flat import copied
 from fedspa.learning.forward import evaluating, outputs
 from fedspa.learning.layers import is_quantised
 from fedspa.learning.tasks.named import kind_of
-from fedspa.report.card import card, write
+from fedspa.report import card
 from fedspa.runs import rundir
 from fedspa.runs.config import Config, load
 from fedspa.runs.guarantee import shown_bytes, statement
@@ -150,50 +143,6 @@ class RunResult:
         values: NDArray[Any] = found.numpy()
         return values
 
-    def export_onnx(self, path: Path | str) -> Path:
-        """Write the module as ONNX, for programs without torch, and its model card beside it.
-
-        The file takes a batch of any size and gives the module's outputs (logits, for classes). What stands before the
-        module stays outside of it: `data.features` and a table's encoding.
-
-        Args:
-            path: The file, as in `model.onnx`; the card is at the same path with `.md` behind it.
-
-        Returns:
-            The path of the file.
-
-        Raises:
-            FedspaError: The extra `onnx` is missing, the module has something that ONNX cannot say, or its parameters
-                are no longer those of the run, for which the card speaks.
-        """
-        require_its_own(self.module, self.folder)
-        return to_onnx(self.module, self._like(), self.card(), path_of(path, "path"))
-
-    def save_pretrained(self, folder: Path | str) -> Path:
-        """Write a Hugging Face model or `peft` adapter into a folder, as its own `save_pretrained` does, with the run's
-        model card as README.md.
-
-        Args:
-            folder: The folder; files of the same names are replaced. Save the tokenizer beside the model yourself.
-
-        Returns:
-            The folder.
-
-        Raises:
-            ConfigError: The module has no `save_pretrained`, or its parameters are no longer those of the run.
-        """
-        save = getattr(self.module, "save_pretrained", None)
-        if not callable(save):
-            raise ConfigError(
-                f"the module is a {type(self.module).__name__}, and only models of transformers and peft have "
-                "save_pretrained; `model.safetensors` in the run's folder has its parameters"
-            )
-        require_its_own(self.module, self.folder)
-        target = path_of(folder, "folder")
-        save(str(target))
-        (target / "README.md").write_text(self.card(), "utf-8")
-        return target
-
     def card(self) -> str:
         """The model card, as Markdown: the guarantee and what it does not cover, scores beside the baseline, the plan,
         the data's counts, settings and versions. It says what `report.html` says, from the same files.
@@ -250,7 +199,7 @@ class RunResult:
 
 def load_model(run: Path | str, module: nn.Module | None = None) -> nn.Module:
     """The trained module of a run that finished earlier: of `fedspa.run`, the command line, or the server of a Flower
-    federation. `RunResult.load` gives the whole result, with `predict`, `card` and `export_onnx`.
+    federation. `RunResult.load` gives the whole result, with `predict` and `card`.
 
     A model that a config names as `package.module:function` is built by that function, so its code is imported: load
     the folders of people whose code you would run.
@@ -291,95 +240,6 @@ def _fitted(x: Tree, like: Tree, unlike: DataError) -> Tree:
     raise unlike
 
 
-_NEEDED = ("onnx", "onnxscript")
-_EXAMPLES = 2  # of the batch that is traced: torch takes a batch of one for a size that never changes
-
-
-def to_onnx(module: nn.Module, like: Tree, card: str, path: Path) -> Path:
-    """Write the outputs of `module` for inputs made as `like` to `path`, and `card` to the same path with `.md` behind
-    it."""
-    if lacking := [name for name in _NEEDED if find_spec(name) is None]:
-        raise ConfigError(f"ONNX needs {' and '.join(lacking)}; pip install 'fedspa[onnx]'")
-    beside = path.with_name(f"{path.name}.md")
-    with os_errors_as(FedspaError, f"{path} cannot be written", "name another file"):
-        durable.replace_bytes(path, _model(module, like))
-        write(card, beside)
-    return path
-
-
-class _Outputs(nn.Module):
-    """What the task's answers are made of, as one tensor, whatever the module returns."""
-
-    def __init__(self, module: nn.Module) -> None:
-        super().__init__()
-        self.module = module
-
-    def forward(self, x: Any) -> Tensor:
-        return outputs(self.module, x)
-
-
-def _model(module: nn.Module, like: Tree) -> bytes:
-    """Return the file. The module itself stays as it is: torch's export runs on a copy, in eval mode on the CPU."""
-    example = zero_examples(like, _EXAMPLES)
-    names = [name or "x" for name, _ in named_leaves(example)]
-    batch = torch.export.Dim("records")
-    try:
-        with _quiet():
-            program = torch.onnx.export(
-                _Outputs(copied(module).cpu()).eval(),
-                (),
-                kwargs={"x": example},  # as the last of the positional arguments a dict would be taken for these
-                input_names=names,
-                output_names=["outputs"],
-                dynamic_shapes={"x": _sizes(example, batch)},
-                dynamo=True,
-                verbose=False,
-            )
-            assert program is not None
-            proto = program.model_proto
-    except Exception as error:  # torch's exporter raises many kinds, over code that is the user's
-        reason = error.__cause__ if isinstance(error.__cause__, Exception) else error  # torch wraps it in advice
-        raise FedspaError(
-            f"torch cannot write this {type(module).__name__} as ONNX ({first_line(reason)}); use the module "
-            "itself, by fedspa.load_model"
-        ) from error
-    proto.producer_name = "fedspa"
-    _without_traces(proto)
-    return bytes(proto.SerializeToString())
-
-
-def _without_traces(proto: Any) -> None:
-    """torch writes the lines of code that each step came from into the file, with the paths of this machine."""
-    for graph in (proto.graph, *proto.functions):
-        for kind in ("node", "input", "output", "value_info", "initializer"):
-            for part in getattr(graph, kind, ()):
-                if hasattr(part, "metadata_props"):  # of a function, inputs are mere names
-                    del part.metadata_props[:]
-        del graph.metadata_props[:]
-
-
-def _sizes(example: Tree, batch: Any) -> Any:
-    """Say, in the form of the example, which sides may be of any size: the first of each tensor."""
-    if isinstance(example, dict):
-        return {key: _sizes(part, batch) for key, part in example.items()}
-    if isinstance(example, tuple):
-        return tuple(_sizes(part, batch) for part in example)
-    return {0: batch}
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """torch's exporter talks of itself on every way there is, which is nothing to its user."""
-    level = logging.root.manager.disable
-    logging.disable(logging.WARNING)
-    try:
-        with warnings.catch_warnings(), redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        logging.disable(level)
-
-
 def finished(folder: Path, module: nn.Module | None = None) -> tuple[dict[str, Any], nn.Module]:
     """The summary of the run in `folder`, and its trained module on the CPU: built anew, or the one that is given, with
     the run's parameters in place of its own."""
@@ -395,25 +255,6 @@ def finished(folder: Path, module: nn.Module | None = None) -> tuple[dict[str, A
         raise ConfigError(f"module is a {type(module).__name__}; it must be a torch.nn.Module, built as the run's was")
     _fill(module.cpu(), folder)
     return summary, module
-
-
-def require_its_own(module: nn.Module, folder: Path) -> None:
-    """Raise where the module has other parameters than the run left, or more: its card would vouch for them."""
-    from safetensors.torch import load_file
-
-    kept = load_file(folder / "model.safetensors")
-    now = module.state_dict()
-    changed = any(name not in now or not torch.equal(now[name].cpu(), values) for name, values in kept.items())
-    if is_quantised(module) and not changed:  # the file has its trained parameters only
-        return
-    # The file has values that go by several names under one of them.
-    places = {now[name].untyped_storage().data_ptr() for name in kept if name in now}
-    added = [value for name, value in now.items() if name not in kept]
-    if changed or any(value.numel() and value.untyped_storage().data_ptr() not in places for value in added):
-        raise ConfigError(
-            f"the module has other parameters than the run in {folder} left, and the model card is of those; export "
-            f"fedspa.RunResult.load({str(folder)!r}), or write the changed module without a card by torch.onnx.export"
-        )
 
 
 def path_of(given: object, what: str) -> Path:

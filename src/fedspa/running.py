@@ -9,29 +9,27 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
+from fedspa import report
 from fedspa.data.dataset import Dataset
 from fedspa.errors import ConfigError, RunWarning, SeededNoiseWarning, quoted, warn
 from fedspa.learning.forward import torch_threads
 from fedspa.learning.tasks import Loss, Metric
 from fedspa.privacy.event import shown
-from fedspa.report import ReportWriter
 from fedspa.result import RunResult
 from fedspa.runs import config as configs
+from fedspa.runs.checkpoint import digests_of, facts, record_inputs
 from fedspa.runs.config import Config
 from fedspa.runs.guarantee import SEEDED, SEEDED_NOISE, shown_bytes
-from fedspa.runs.identity import digests_of, facts, record_inputs
 from fedspa.runs.local import LocalTransport
-from fedspa.runs.loop import Observer, RunState, Start, train
+from fedspa.runs.loop import Observer, RunState, Start, server_of, train
 from fedspa.runs.run_ledger import RunLedger, with_ledger
 from fedspa.runs.rundir import RoundMetrics, check_given, check_is_run, shown_score
 from fedspa.runs.setup import Simulated, prepare, records_of
-from fedspa.runs.trials import server_of
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -124,55 +122,35 @@ def run(
         server = server_of(job, records, {len(held) for held in job.holdings}, module, task, metrics)
         start = Start(job, server, facts(job, digests.result()), started, folder)
         start.check()
-        with _workers(job) as pool:
-            observer = _Callbacks(job, display, on_start, on_round, stop)
-            summary, state = train(start, lambda state: _in_process(state, job, pool), observer, ReportWriter)
+
+        @contextmanager
+        def in_process(state: RunState) -> Iterator[LocalTransport]:
+            with RunLedger(job, state.folder.path, state.begun) as accounts, torch_threads(1):
+                yield LocalTransport(job, accounts, pool)
+
+        def finished(metrics: RoundMetrics) -> None:
+            display.advance(metrics)
+            if on_round is not None:
+                on_round(metrics)
+
+        def begun(path: Path) -> None:
+            if on_start is not None:
+                on_start(job, path)
+
+        workers: AbstractContextManager[WorkerPool | None] = nullcontext()
+        if job.config.run.workers > 1:
+            from fedspa.runs.ray_workers import start_workers
+
+            workers = start_workers(job)
+        with workers as pool:
+            observer = Observer(display.resumed, begun, finished, stop or (lambda: False))
+            summary, state = train(start, in_process, observer)
+    report.write_or_warn(state.folder.path)
     result = RunResult(summary, state.history, job.server.model.module, state.folder.path)
     for note in result.summary["warnings"]:
         if not note.startswith(SEEDED):  # of which one is warned before it begins
             warn(note, RunWarning)
     return result
-
-
-@dataclass(frozen=True)
-class _Callbacks(Observer):
-    """What the caller of `run` follows it with."""
-
-    job: Simulated
-    progress: Progress
-    on_start: Callable[[Simulated, Path], None] | None
-    on_round: Callable[[RoundMetrics], None] | None
-    stop: Callable[[], bool] | None
-
-    def restored(self, history: Sequence[RoundMetrics]) -> None:
-        self.progress.resumed(history)
-
-    def started(self, folder: Path) -> None:
-        if self.on_start is not None:
-            self.on_start(self.job, folder)
-
-    def finished_round(self, metrics: RoundMetrics) -> None:
-        self.progress.advance(metrics)
-        if self.on_round is not None:
-            self.on_round(metrics)
-
-    def should_stop(self) -> bool:
-        return self.stop is not None and self.stop()
-
-
-def _workers(job: Simulated) -> AbstractContextManager[WorkerPool | None]:
-    """Start the workers that the config asks for; they are there until the run is over."""
-    if job.config.run.workers == 1:
-        return nullcontext()
-    from fedspa.runs.ray_workers import start_workers
-
-    return start_workers(job)
-
-
-@contextmanager
-def _in_process(state: RunState, job: Simulated, pool: WorkerPool | None) -> Iterator[LocalTransport]:
-    with RunLedger(job, state.folder.path, state.begun) as accounts, torch_threads(1):
-        yield LocalTransport(job, accounts, pool)
 
 
 Show = Callable[[int, str], None]  # rounds that are done, and words

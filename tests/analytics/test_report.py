@@ -11,8 +11,7 @@ import numpy as np
 import fedspa
 from fedspa.analytics.estimates import Estimate
 from fedspa.report import render
-from fedspa.report.numbers import numbers
-from fedspa.report.parts import page
+from fedspa.report.parts import describe, numbers
 from fedspa.report.record import read
 
 COLUMNS = {
@@ -56,13 +55,12 @@ def released(tmp_path: Path) -> tuple[fedspa.Statistics, fedspa.Evaluation]:
 
 def test_pages(tmp_path: Path) -> None:
     found, scores = released(tmp_path)
-    for each, titles in ((found, {"age, true", "town, false"}), (scores, {"AUC by agent", "Calibration"})):
+    for each in (found, scores):
         assert each.folder is not None
         record = read(each.folder)
-        [run] = page([record]).runs
+        run = describe(record)
         assert run.numbers is not None
-        assert titles <= {figure.title for figure in run.numbers.figures}
-        text = render([record])
+        text = render(record)
         assert "<b>north" not in text
         assert "Released numbers" in text
         assert "by round" not in text
@@ -72,17 +70,6 @@ def test_pages(tmp_path: Path) -> None:
         assert [name for name, *_ in run.numbers.tables] == ["All agents", *each.sites]
 
 
-def test_beside_a_training(tmp_path: Path) -> None:
-    """Runs that train are drawn by round; those that release numbers have no rounds to compare."""
-    released(tmp_path)
-    alone, both = (page([read(tmp_path / name) for name in names]) for names in (["trained"], ["trained", "stats"]))
-    assert [figure.curves for figure in both.figures if figure.key != "epsilon"] == [
-        figure.curves for figure in alone.figures if figure.key != "epsilon"
-    ]
-    assert [row[0] for row in both.comparison] == ["trained", "stats"]
-
-
 def test_few_records_are_said_to_be_few() -> None:
     found = numbers([Estimate("", "", "", "records", 3.0, 0.0, 9.0), Estimate("", "", "age", "mean", None, 0.0, 100.0)])
-    assert found.figures == []
     assert found.tables[0][2][1] == ["age", "Mean", "too few records", "0 to 100"]

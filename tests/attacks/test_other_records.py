@@ -22,7 +22,7 @@ from torch import Tensor, nn
 import fedspa
 from fedspa.engine.native import library
 from fedspa.running import run as simulate
-from fedspa.runs import identity
+from fedspa.runs import checkpoint
 from fedspa.runs.checkpoint import CheckpointError
 from fedspa.runs.config import load
 from fedspa.runs.rundir import Stopped
@@ -156,7 +156,7 @@ def test_a_constant_that_a_helper_of_the_forward_reads(stopped: Path, monkeypatc
 
 def test_code_that_no_digest_reaches_shows_in_the_scores(stopped: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A table of functions is looked up at run time; the same parameters no longer score the same."""
-    monkeypatch.setattr(identity, "digest_code", lambda module: "blind")
+    monkeypatch.setattr(checkpoint, "digest_code", lambda module: "blind")
     with pytest.raises(Stopped):
         simulate(config(stopped.with_name("blind")), data=records(), module=net(), stop=lambda: True)
     with pytest.raises(CheckpointError, match="with the same parameters: the code of its task, of its module"):
@@ -166,11 +166,11 @@ def test_code_that_no_digest_reaches_shows_in_the_scores(stopped: Path, monkeypa
 @pytest.mark.parametrize(
     ("fact", "change"),
     [
-        ("fedspa version", lambda patch: patch.setattr(identity, "__version__", "0.0.9")),
-        ("set of editions", lambda patch: patch.setattr(identity, "EDITIONS", {"mask": 2})),
+        ("fedspa version", lambda patch: patch.setattr(checkpoint, "__version__", "0.0.9")),
+        ("set of editions", lambda patch: patch.setattr(checkpoint, "EDITIONS", {"mask": 2})),
         ("instruction set", lambda patch: patch.setattr(library, "best_level", lambda: "another")),
         ("torch version", lambda patch: patch.setattr(torch, "__version__", "2.99.1")),
-        ("numpy version", lambda patch: patch.setattr(identity.np, "__version__", "2.99.1")),
+        ("numpy version", lambda patch: patch.setattr(checkpoint.np, "__version__", "2.99.1")),
         ("Python version", lambda patch: patch.setattr("platform.python_version_tuple", lambda: ("3", "9", "0"))),
     ],
 )
@@ -218,7 +218,7 @@ def test_the_same_module_is_the_same_in_another_process(tmp_path: Path) -> None:
         "    def size(self): return len(WORDS)\n"
         "    def forward(self, x): return self.g(self.a(x))\n"
         "if __name__ != '__main__':\n"
-        "    from fedspa.runs.identity import digest_code\n"
+        "    from fedspa.runs.checkpoint import digest_code\n"
         "    print(digest_code(Own()))\n"
     )
     found = {
@@ -246,7 +246,7 @@ def test_what_does_not_decide_a_run_may_differ(stopped: Path) -> None:
 def test_a_digest_of_records_stays_beside_them(tmp_path: Path) -> None:
     """It has no noise: published, it would confirm a guess at one record to whoever knows all others."""
     result = simulate(config(tmp_path / "run", "secure"), data=records(), module=net())
-    hidden = [str(value) for value in identity.digests_of(records()).values()]
+    hidden = [str(value) for value in checkpoint.digests_of(records()).values()]
     assert len(hidden) == 4
     told = {str(value) for value in result.summary["provenance"].values()}
     assert not told & {*hidden, "160"}

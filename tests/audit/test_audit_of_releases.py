@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedspa.audit.release import part_question
+from fedspa.audit.probes import part_question
 from fedspa.data import dataset
 from fedspa.data.columns import checked
 from fedspa.learning.tasks.totals import Block, Layout

@@ -97,13 +97,11 @@ def test_as_json(check: Call) -> None:
     found = json.loads(out)
     assert code == 0
     assert found["valid"] is True
-    assert found["rows_of_agents"] == {"north": 2, "south": 1}
-    assert (found["persons"], found["most_rows_of_a_person"], found["test_rows"]) == (2, 2, 1)
-    assert (found["missing"], found["clipped"]) == ({"age": 1}, {"age": 1})
+    assert (found["rows"], found["bad_rows"], found["wrong"], len(found["notes"])) == (4, 0, [], 5)
     code, out, _ = check(GOOD + "north,p1,train,50,x,yes\n", "--json")
     assert code == 1
-    (problem,) = json.loads(out)["problems"]
-    assert (problem["column"], problem["rows"], problem["first"], problem["examples"]) == ("sex", 1, 6, ["'x'"])
+    (problem,) = json.loads(out)["wrong"]
+    assert problem.startswith("column 'sex': a value is no category of it ('x'), in 1 row, the first in line 6;")
 
 
 HELD_OUT = """
@@ -126,21 +124,18 @@ def test_what_a_run_holds_out_is_told_as_the_run_does_it(check: Call, persons: b
     whose = whose if persons else {"person": "", "ignored": 'patient = {kind = "ignore"}'}
     rows = [f"{('north', 'south')[n % 3 % 2]},p{n % 3}-{n // 9},{n},{'yes' if n % 2 else 'no'}" for n in range(60)]
     text, schema = "\n".join(["hospital,patient,age,sick", *rows]) + "\n", HELD_OUT.format(share=0.25, **whose)
-    code, out, _ = check(text, "--json", schema=schema)
+    code, out, _ = check(text, schema=schema)
     assert code == 0
-    found = json.loads(out)
     settings = ["data.dir=.", "federation.agents=2", "federation.per_round=2", "privacy.epsilon=1.0"]
     data = records_of(load(Path("schema.toml"), settings))
-    assert found["held_out"] == count(data.test_y)
+    held = count(data.test_y)
+    assert f"rows held out for testing, by data.holdout = 0.25: {held}; left: {60 - held}\n" in out
     assert data.owners is not None
-    assert list(found["rows_of_agents"].values()) == np.bincount(data.owners).tolist()
+    north, south = np.bincount(data.owners).tolist()
+    assert f"training rows: 'south' {south}, 'north' {north}\n" in out
     if data.persons is not None:
         times = np.unique(data.persons, return_counts=True)[1]
-        assert (found["persons"], found["most_rows_of_a_person"]) == (len(times), times.max())
-    _, out, _ = check(text, schema=schema)
-    left = 60 - found["held_out"]
-    assert f"rows held out for testing, by data.holdout = 0.25: {found['held_out']}; left: {left}\n" in out
-    assert f"training rows: 'south' {found['rows_of_agents']['south']}, 'north' " in out
+        assert f"persons: {len(times)}; training rows of one of them: at most {times.max()}\n" in out
 
 
 def test_what_a_cell_holds_cannot_steer_the_terminal(check: Call) -> None:

@@ -120,7 +120,7 @@ nan[3, 1], inf[5, 3] = np.nan, -np.inf
     [
         ({"train_x": nan}, "train features hold NaN or ∞"),
         ({"test_y": np.array([0, np.nan, 1, 1, 1, 1])}, "test labels hold NaN or ∞"),
-        ({"train_x": [[1, 2], [3]]}, r"train: x is ragged: record 0 has shape \(2,\) and record 1 has \(1,\)"),
+        ({"train_x": [[1, 2], [3]]}, r"train: x cannot be read as numbers of one shape \(ValueError: "),
         ({"test_x": X[:0], "test_y": Y[:0]}, "test has no records"),
         ({"train_x": X[:, :0]}, r"test: x has shape \(4,\) and that of train has \(0,\)"),
         ({"test_x": X[:, :3]}, r"test: x has shape \(3,\) and that of train has \(4,\)"),

@@ -15,7 +15,7 @@ import tiny_files
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from fedspa.data.files import NPZ_ARRAYS, read_cifar_batch, read_idx, read_npz
+from fedspa.data.datasets import NPZ_ARRAYS, read_cifar_batch, read_idx, read_npz
 from fedspa.errors import DataError
 
 IMAGES = tiny_files.images(5, (28, 28))

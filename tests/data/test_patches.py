@@ -10,7 +10,7 @@ import pytest
 import slow_patches
 import torch
 
-from fedspa.data import features, leaves, patches
+from fedspa.data import features, patches
 from fedspa.data.features import transform
 from fedspa.data.patches import BANKS, GREY_BANKS
 
@@ -35,14 +35,14 @@ def forget() -> None:
 @functools.cache
 def photographs() -> torch.Tensor:
     """Five, and not among those that the constants are from, which come first."""
-    drawn = leaves.pictures(FEW + 5)[FEW:]
+    drawn = patches.pictures(FEW + 5)[FEW:]
     return (torch.from_numpy(drawn).to(torch.float32) / 255 - 0.5) * 4
 
 
 @functools.cache
 def things() -> torch.Tensor:
     """Five grey ones, not among those of the constants either."""
-    return (torch.from_numpy(leaves.objects(FEW + 5)[FEW:]).to(torch.float32) / 255 - 0.286) / 0.353
+    return (torch.from_numpy(patches.objects(FEW + 5)[FEW:]).to(torch.float32) / 255 - 0.286) / 0.353
 
 
 @pytest.mark.parametrize("shape", [(3, 32, 32), (1, 28, 28)])
@@ -117,11 +117,11 @@ def test_constants_are_the_same_again_on_other_threads():
 
 def test_the_pictures_are_always_the_same():
     """What agents upload means something only if all of them map by the same constants."""
-    drawn = leaves.pictures(3)
+    drawn = patches.pictures(3)
     assert drawn.shape == (3, 3, 32, 32)
     digest = hashlib.sha256(drawn.tobytes()).hexdigest()
     assert digest == "3ce73f5f0f7bf3215083490affc793f61cfb390e3e71ad3c0e6a418cce60466f"
-    drawn = leaves.objects(3)
+    drawn = patches.objects(3)
     assert drawn.shape == (3, 1, 28, 28)
     assert (
         hashlib.sha256(drawn.tobytes()).hexdigest()

@@ -109,16 +109,13 @@ def test_without_a_target_all_are_inputs(source: Any, x: Any) -> None:
         (({"a": X, "b": X[:3]}, Y), "it: x 'b' has 3 examples, and 4 are in 'a'"),
         ((X[:0], Y[:0]), "it has no records"),
         ((X, 5), "it: y is a single number"),
-        ((X, ["a", "b", "c", "d"]), "it: y holds text, as"),
-        ((X * 1j, Y), "it: x holds complex numbers"),
-        ((np.array([None, 1]), Y), "it: x holds objects, as None"),
+        ((X, ["a", "b", "c", "d"]), "it: y holds <U1, as 'a'"),
+        ((X * 1j, Y), "it: x holds complex128"),
+        ((np.array([None, 1]), Y), "it: x holds object, as None"),
         ((np.array([2**64 - 1], dtype=np.uint64), Y[:1]), "too large for int64"),
-        (([[1, 2], [3]], Y[:2]), "it: x is ragged: record 0 has shape (2,) and record 1 has (1,)"),
-        (
-            ([torch.ones(2), torch.ones(2).long()], Y[:2]),
-            "it: x[1] holds torch.int64 and that of record 0 torch.float32",
-        ),
-        (({"a": [[1], [2, 3]], "labels": Y[:2]}), "it['a'] is ragged: record 0 has shape (1,) and record 1 has (2,)"),
+        (([[1, 2], [3]], Y[:2]), "it: x cannot be read as numbers of one shape (ValueError: "),
+        (([torch.ones(2), torch.ones(3)], Y[:2]), "it: x cannot be read as numbers of one shape (RuntimeError: "),
+        (({"a": [[1], [2, 3]], "labels": Y[:2]}), "it cannot be read as numbers of one shape (ValueError: "),
         (
             (torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged), Y[:2]),
             "it: x is a nested tensor",
@@ -131,9 +128,9 @@ def test_without_a_target_all_are_inputs(source: Any, x: Any) -> None:
         (Items(lambda i: (X[i],)), "it: record 0 is a tuple; a pair (x, y) or a dict is needed"),
         (Items(lambda i: (torch.ones(i + 1), 0)), "it: record 1[0] has shape (2,) and that of record 0 has (1,)"),
         (Items(lambda i: (1.5 if i else 1, 0)), "it: record 1[0] holds torch.float32 and that of record 0 torch.int64"),
-        (Items(lambda i: ("text", 0)), "it: record 0[0] holds text, as"),
+        (Items(lambda i: ("text", 0)), "it: record 0[0] holds <U4, as"),
         (Items(lambda i: (1, 2), count=0), "it has no records"),
-        (Endless(), "it is a Endless, which has no length"),
+        (Endless(), "it cannot be read as numbers of one shape (TypeError: "),
         (X, "it is a ndarray; a pair (x, y), a dict of arrays"),
         ("text", "it is a str"),
         (None, "it is a NoneType"),
@@ -149,7 +146,7 @@ def test_nested_too_deeply() -> None:
     deep: Any = X
     for _ in range(100_000):
         deep = (deep,)
-    assert "nested too deeply" in refused(lambda: examples((deep, Y), "it"))
+    assert "RecursionError" in refused(lambda: examples((deep, Y), "it"))
     while isinstance(deep, tuple):  # taken apart level by level, as the interpreter's stack could not
         (deep,) = deep
 
@@ -214,15 +211,13 @@ def test_a_datasets_dataset_that_makes_its_records_when_asked() -> None:
 
 def test_datasets_that_do_not_fit() -> None:
     datasets = pytest.importorskip("datasets")
-    assert "it['text'] holds text, as" in refused(lambda: examples(hugging(text=["a", "b"], label=[0, 1]), "it"))
+    assert "it['text'] holds" in refused(lambda: examples(hugging(text=["a", "b"], label=[0, 1]), "it"))
     ragged = hugging(ids=[[1], [1, 2]], label=[0, 1])
-    assert "it['ids'] is ragged: record 0 has shape (1,) and record 1 has (2,)" in refused(
-        lambda: examples(ragged, "it")
-    )
+    assert "it['ids'] holds object, as" in refused(lambda: examples(ragged, "it"))
     both = datasets.DatasetDict(train=ragged, test=ragged)
     assert "it['train'] is a Dataset, not an array; give one Dataset" in refused(lambda: examples(both, "it"))
     stream = ragged.to_iterable_dataset()
-    assert "is a IterableDataset, which has no length" in refused(lambda: examples(stream, "it"))
+    assert "it cannot be read" in refused(lambda: examples(stream, "it"))
     assert "it has no records" in refused(lambda: examples(hugging(a=[], label=[]), "it"))
 
 

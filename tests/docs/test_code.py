@@ -170,3 +170,15 @@ def test_the_run_config_of_the_flower_app() -> None:
     for component in flower["components"].values():
         module, _, name = component.partition(":")
         assert hasattr(__import__(module, fromlist=[name]), name)
+
+
+def test_the_script_for_trackers_reads_a_run(tmp_path: Path) -> None:
+    names: dict[str, Any] = {"__name__": "track"}
+    exec(titled(section("audit.md", "Trackers"))["track.py"], names)
+    for noise in ("secure", "seeded"):
+        result = fedspa.run({"federation": {"rounds": 2}, "privacy": {"epsilon": 2.0, "noise": noise}}, progress=False)
+        found = list(names["figures"](result.folder))
+        assert [step for step, name, _ in found if name == "accuracy"] == [1, 2]
+        assert {name for _, name, _ in found if "epsilon" in name} == {
+            "epsilon" if noise == "secure" else "epsilon_not_private"
+        }

@@ -34,7 +34,7 @@ from fedspa.flower.terms import to_record
 from fedspa.mechanisms.base import NoPlan
 from fedspa.privacy import accounting
 from fedspa.randomness import streams
-from fedspa.runs import identity
+from fedspa.runs import checkpoint
 
 from .local_grid import POLICY, SIMULATION
 from .test_terms import GIVEN, PLAN, TERMS
@@ -528,7 +528,7 @@ QUOTED = {
     "a name": {"terms": ConfigRecord(ANNOUNCED), FORGED: EMPTY},
     "a version": {"terms": ConfigRecord({**ANNOUNCED, "version": "9" * 10**4}), "theta": EMPTY},
     "an edition": {
-        "terms": ConfigRecord({**ANNOUNCED, "editions": f"{identity.written_editions()}, {FORGED} 1"}),
+        "terms": ConfigRecord({**ANNOUNCED, "editions": f"{checkpoint.written_editions()}, {FORGED} 1"}),
         "theta": EMPTY,
     },
     "a way to read θ": {

@@ -24,7 +24,7 @@ from fedspa.mechanisms.gaussian.plan import GaussianEvent
 from fedspa.privacy import accounting
 from fedspa.privacy.filter import least_epsilon
 from fedspa.randomness.mask import active_coordinates
-from fedspa.runs import identity
+from fedspa.runs import checkpoint
 
 from .local_grid import DEPLOYMENT, SIMULATION
 from .test_terms import BINOMIAL_PLAN, PLAN
@@ -113,7 +113,7 @@ def test_what_makes_the_agents_of_a_simulation_is_refused_in_a_deployment(key, v
 
 def test_the_page_prints_todays_editions() -> None:
     page = (Path(__file__).parents[2] / "docs/deployment.md").read_text("utf-8")
-    assert f"\n    terms {terms.VERSION}, {identity.written_editions()}\n" in page
+    assert f"\n    terms {terms.VERSION}, {checkpoint.written_editions()}\n" in page
 
 
 def answered_by_another(grid, patch) -> None:
@@ -138,7 +138,7 @@ def spent(grid) -> int:
 def test_another_version_of_the_package_takes_part(deployment, train):
     def patch(patched):
         patched.setattr(fedspa, "__version__", "9.9.9")
-        patched.setattr(identity, "__version__", "9.9.9")
+        patched.setattr(checkpoint, "__version__", "9.9.9")
 
     answered_by_another(deployment, patch)
     summary = train(deployment, federation__rounds=1)
@@ -150,8 +150,10 @@ def test_another_version_of_the_package_takes_part(deployment, train):
     "patch",
     [
         lambda patched: patched.setattr(terms, "VERSION", terms.VERSION + 1),
-        lambda patched: patched.setattr(identity, "EDITIONS", {**identity.EDITIONS, "payload": 2}),
-        lambda patched: patched.setattr(identity, "EDITIONS", {**identity.EDITIONS, "pricing": identity.PRICING + 1}),
+        lambda patched: patched.setattr(checkpoint, "EDITIONS", {**checkpoint.EDITIONS, "payload": 2}),
+        lambda patched: patched.setattr(
+            checkpoint, "EDITIONS", {**checkpoint.EDITIONS, "pricing": checkpoint.PRICING + 1}
+        ),
     ],
     ids=["terms", "payload", "pricing"],
 )
@@ -163,8 +165,8 @@ def test_another_edition_is_refused_before_anything_is_paid(deployment, train, p
 
 
 def test_the_same_editions_in_any_order():
-    assert identity.edition_differences(identity.written_editions()) == []
-    assert identity.edition_differences(", ".join(reversed(identity.written_editions().split(", ")))) == []
+    assert checkpoint.edition_differences(checkpoint.written_editions()) == []
+    assert checkpoint.edition_differences(", ".join(reversed(checkpoint.written_editions().split(", ")))) == []
 
 
 def test_other_prices_are_another_edition():
@@ -178,11 +180,11 @@ def test_other_prices_are_another_edition():
             {GaussianEvent("poisson", 1, 1, 1, 0.2): 1}, 1e-4, neighbours="add-remove"
         ),  # its noise ends
     ]
-    assert (identity.PRICING, [f"{price:.5g}" for price in prices]) == (2, ["1.6753", "0.00708", "2.2341", "30.375"])
+    assert (checkpoint.PRICING, [f"{price:.5g}" for price in prices]) == (2, ["1.6753", "0.00708", "2.2341", "30.375"])
 
 
 def test_other_coordinates_are_another_edition():
     """Whoever changes what a seed means raises MASK, and then this digest."""
     chosen = active_coordinates(bytes(range(16)), 10_000, 100)
     digest = hashlib.sha256(chosen.astype("<i8").tobytes()).hexdigest()[:16]
-    assert (identity.MASK, digest) == (1, "26a3335ba39341f8")
+    assert (checkpoint.MASK, digest) == (1, "26a3335ba39341f8")

@@ -194,20 +194,6 @@ def test_what_runs_already_is_named_by_its_port(request, monkeypatch, what):
             run(replace(read, port=port))
 
 
-@pytest.mark.parametrize(
-    ("given", "fault"),
-    [
-        ("privacy.epsilom=2", "privacy.epsilom is no key .*did you mean 'privacy.epsilon'"),
-        ("privacy.epsilon=2 federation.round=3", "federation.round is no key .*did you mean 'federation.rounds'"),
-        ("rounds=3", "rounds is no key"),
-    ],
-)
-def test_a_key_that_the_app_lacks_is_named(server, tmp_path, given, fault):
-    called("new", "--flower", tmp_path / "app")
-    with pytest.raises(ConfigError, match=fault):
-        start.train(folders.read_server_folder(server), tmp_path / "app", given, None, lambda _: None)
-
-
 @given(st.text(max_size=60), st.sampled_from(["node", "superlink", "address", "port", "key"]))
 def test_any_text_is_a_site_or_one_line(text, word):
     with tempfile.TemporaryDirectory() as folder:

@@ -160,7 +160,7 @@ def test_no_key_of_a_config_is_dropped():
     elsewhere = {
         "run.device", "run.tf32", "run.checkpoint_every", "run.workers",  # refused
         "run.ledger", "run.policy",  # below, and test_resume.py
-        "run.out", "run.track", "run.chosen",  # the simulator's own RunFolder
+        "run.out", "run.chosen",  # the simulator's own RunFolder
         "data.dir", "run.code",  # the simulator's own prepare
     }  # fmt: skip
     twins = {".".join(key.split(".")[:2]) for twin in (SIMULATION, *TWINS.values()) for key in twin}

@@ -12,8 +12,8 @@ from typer.testing import CliRunner
 
 import fedspa
 from fedspa.cli import app
-from fedspa.report.card import card
-from fedspa.report.parts import page
+from fedspa.report import card
+from fedspa.report.parts import describe
 from fedspa.report.record import read
 
 SECURE = {"privacy": {"noise_multiplier": 2.0, "clip_value": 0.3, "noise": "secure"}}
@@ -36,14 +36,14 @@ def plain(text: str) -> str:
 @pytest.mark.parametrize("name", RUNS)
 def test_every_word_of_the_report_on_the_guarantee_is_in_it(runs: dict[str, Path], name: str) -> None:
     text = plain(card(runs[name]))
-    [stated] = page([read(runs[name])]).runs
+    stated = describe(read(runs[name]))
     for head, sentences in stated.statement:
         assert f"**{head}** {sentences}\n".replace("\u00a0", " ") in text
     for each in stated.cards:
         assert each.label in text
         assert each.value in text
         assert each.detail.replace("\u00a0", " ") in text
-    for row in [*stated.epsilons, *stated.plan, *stated.trained]:
+    for row in [*stated.plan, *stated.trained]:
         assert f"| {' | '.join(row)} |" in text
     for note in stated.warnings:
         assert f"- {note}\n" in text
@@ -76,5 +76,5 @@ def test_names_are_no_markup(tmp_path: Path) -> None:
 def test_the_command_writes_it(runs: dict[str, Path], tmp_path: Path) -> None:
     run, out = str(runs["private"]), tmp_path / "card.md"
     for _ in range(2):  # a card is written again
-        assert CliRunner().invoke(app, ["export", run, str(out)]).output == f"{out}\n"
+        assert CliRunner().invoke(app, ["report", run, "--card", "--out", str(out)]).output == f"{out}\n"
         assert out.read_text("utf-8") == card(runs["private"]) == fedspa.RunResult.load(run).card()

@@ -254,7 +254,7 @@ def test_lines_that_a_checkpoint_counts_on_must_be_whole(tmp_path_factory: pytes
     content = written(folder, 3)
     left = content[: kept % len(content)]
     (folder / "metrics.jsonl").write_bytes(left)
-    with pytest.raises(FedspaError, match="does not hold the 3 rounds"):
+    with pytest.raises(FedspaError, match=r"does not hold the 3 rounds|is damaged"):
         Journal(folder).rewind(3)
     assert (folder / "metrics.jsonl").read_bytes() == left
     assert len(Journal(folder).rewind(left.count(b"\n"))) == left.count(b"\n")

@@ -21,7 +21,7 @@ from fedspa.report.record import read
 from fedspa.running import run as simulate
 from fedspa.runs.checkpoint import CheckpointError
 from fedspa.runs.rundir import Stopped
-from fedspa.tuning import proxy, search
+from fedspa.tuning import proxy
 
 
 def classes(share: float, kinds: int = 2, test: int = 200) -> fedspa.Dataset:
@@ -57,7 +57,7 @@ def test_it_decides_everywhere(tmp_path: Path, metric: str) -> None:
     record = read(result.folder)
     assert record.headline == metric
     assert record.best == values.index(best)
-    page = render([read(result.folder)])
+    page = render(read(result.folder))
     named = {"auc": "AUC", "f1": "F1"}.get(metric, metric.replace("_", " ").capitalize())
     assert f"{named} by round" in page
     assert not any("task.metric" in line for line in summary["warnings"])
@@ -68,7 +68,7 @@ def test_imbalanced_classes_are_not_judged_by_accuracy(tmp_path: Path, kinds: in
     result = simulate(config(tmp_path / "run"), data=classes(0.8, kinds))
     assert result.summary["score"] == headline
     assert any("judged by" in line and "task.metric" in line for line in result.summary["warnings"])
-    assert "held-out records are of one class" in render([read(result.folder)])
+    assert "held-out records are of one class" in render(read(result.folder))
     chosen = simulate(config(tmp_path / "own", task={"metric": "accuracy"}), data=classes(0.8, kinds))
     assert chosen.summary["score"] == "accuracy"
     assert not any("judged by" in line for line in chosen.summary["warnings"])
@@ -96,7 +96,7 @@ def test_a_function(tmp_path: Path) -> None:
     found = result.module(classes(0.6).test_x)
     assert result.summary["score_last"] == pytest.approx(recall_of_ones(found, classes(0.6).test_y))
     assert result.summary["baseline"] is None
-    assert "Recall_of_ones by round" in render([read(result.folder)])
+    assert "Recall_of_ones by round" in render(read(result.folder))
     given = {"mine": recall_of_ones}
     again = simulate(config(tmp_path / "b", task={"metric": "mine"}), data=classes(0.6), metrics=given)
     assert [line.score for line in again.metrics] == [line.score for line in result.metrics]
@@ -190,8 +190,8 @@ class TestProbabilities:
 class TestTuned:
     @pytest.fixture(autouse=True)
     def _few_proxy_runs(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(search, "_FARTHEST", 1)
-        monkeypatch.setattr(search, "AVERAGES", (0.0,))
+        monkeypatch.setattr(proxy, "_FARTHEST", 1)
+        monkeypatch.setattr(proxy, "AVERAGES", (0.0,))
         monkeypatch.setattr(proxy, "_REPEATS", 2)
 
     def tuned(self, out: Path, data: Callable[[], fedspa.Dataset], **sections: Any) -> fedspa.RunResult:

@@ -126,7 +126,7 @@ def test_a_suggestion_for_a_config_is_what_its_run_takes(tmp_path: Path) -> None
     refused = CliRunner().invoke(app, ["suggest", str(path), "--agents", "3"])
     assert "--agents and CONFIG" in str(refused.exception)
     missing = CliRunner().invoke(app, ["suggest", "--agents", "3"])
-    assert "--records, --epsilon missing" in str(missing.exception)
+    assert "--records, --parameters, --epsilon missing" in str(missing.exception)
 
 
 def test_it_says_what_the_smallest_agent_costs() -> None:

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_model
+from safetensors.torch import load_file
 from torch import Tensor, nn
 
 import fedspa
-from fedspa.errors import ConfigError
-from fedspa.result import require_its_own
 
 CONFIG = {
     "federation": {"agents": 2, "per_round": 2, "rounds": 3},
@@ -64,7 +61,6 @@ def whole(folder: Path) -> dict[str, Any]:
     assert load_file(folder / "model.safetensors")
     summary: dict[str, Any] = json.loads((folder / "summary.json").read_text())
     assert summary["rounds"] == 3
-    assert not (folder / "ended.json").exists()
     return summary
 
 
@@ -99,50 +95,3 @@ def test_the_model_is_written_before_the_summary_is_made(tmp_path: Path, monkeyp
     # Nothing is trained again: what is missing is made of what is there.
     fedspa.run(resume=tmp_path / "run", data=records(), module=nn.Linear(4, 2))
     whole(tmp_path / "run")
-
-
-# A card goes with a module whose parameters are those of the run, all of them and no others.
-
-
-def net() -> nn.Sequential:
-    return nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 4)).eval()
-
-
-def tied(module: nn.Sequential) -> None:
-    """The same values under another name are no other values."""
-    module.append(nn.Linear(4, 4))
-    module[3].weight, module[3].bias = module[0].weight, module[0].bias
-
-
-def moved(module: nn.Sequential) -> None:
-    module[2].bias.data += 1e-3
-
-
-def with_buffer(module: nn.Sequential) -> None:
-    module.register_buffer("scale", torch.ones(3))
-
-
-@pytest.mark.parametrize("change", [lambda module: None, tied, lambda module: module.append(nn.Softmax(1))])
-def test_the_runs_own_parameters_pass(change: Callable[[nn.Sequential], object], tmp_path: Path) -> None:
-    module = net()
-    save_model(module, str(tmp_path / "model.safetensors"))
-    change(module)
-    require_its_own(module, tmp_path)
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        moved,
-        with_buffer,
-        lambda module: module.append(nn.Linear(4, 2)),
-        lambda module: module.pop(2),
-        lambda module: module.insert(0, nn.Linear(4, 4)),
-    ],
-)
-def test_other_parameters_are_refused(change: Callable[[nn.Sequential], object], tmp_path: Path) -> None:
-    module = net()
-    save_model(module, str(tmp_path / "model.safetensors"))
-    change(module)
-    with pytest.raises(ConfigError, match="other parameters than the run"):
-        require_its_own(module, tmp_path)

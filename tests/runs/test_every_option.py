@@ -7,7 +7,6 @@ a value of each key of CHECKPOINTED, which decide what a checkpoint holds, is tr
 
 from __future__ import annotations
 
-from importlib.util import find_spec
 from pathlib import Path
 from random import Random
 from typing import Any, get_args
@@ -206,8 +205,6 @@ def test_every_row_is_another_run(tmp_path: Path) -> None:
 def test_killed_stopped_and_resumed_it_is_the_same_run(
     tmp_path: Path, key: str, value: Any, request: pytest.FixtureRequest
 ) -> None:
-    if key == "run.track" and find_spec(value) is None:
-        pytest.skip(f"needs the extra {value}")
     for draw in range(4 if "long" in request.config.getoption("markexpr").split() else 1):
         (tmp_path / str(draw)).mkdir()
         chance = Random(f"{key}={value}" + f" {draw}" * bool(draw))

@@ -370,7 +370,7 @@ def test_killed_before_every_durable_step(tmp_path: Path, name: str) -> None:
 # A project's folder is not taken for a run's, though both have a config.toml.
 
 
-@pytest.mark.parametrize("words", ["run --resume study", "report study", "export study card.md"])
+@pytest.mark.parametrize("words", ["run --resume study", "report study", "report study --card"])
 def test_a_project_is_no_run(
     words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

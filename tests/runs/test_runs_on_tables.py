@@ -12,7 +12,7 @@ import pytest
 
 import fedspa
 from fedspa.errors import ConfigError, DataError
-from fedspa.report.card import card
+from fedspa.report import card
 from fedspa.running import run as simulate
 from fedspa.runs.config import load, to_toml
 from fedspa.runs.setup import holdings_of, prepare, records_of

@@ -60,7 +60,7 @@ def test_two_runs_on_the_same_records_add_up(tmp_path: Path) -> None:
         assert set(held.counts.values()) == {2}
         assert held.facts["epsilon"] == result.summary["epsilon"]
         assert held.facts["epsilon_total"] == second.summary["epsilon_total"]
-    page = render([read(first.folder)])
+    page = render(read(first.folder))
     assert f"with 1 other run in the ledger ε\u00a0=\u00a0{shown(second.summary['epsilon_total'])}" in page
     assert "12 entries" not in page
     assert "6 entries of this run; the ledger, of 2 runs of these agents: hash chain verified" in page
@@ -133,7 +133,7 @@ def test_persons_of_hospitals_and_records_in_one_folder(tmp_path: Path) -> None:
     assert own.summary["epsilon_total"] is None
     assert any("no ε over all runs of these agents" in warning for warning in own.summary["warnings"])
     for result in (persons, own):
-        assert "no ε over all runs of these agents" in render([read(result.folder)])
+        assert "no ε over all runs of these agents" in render(read(result.folder))
 
 
 def test_hospitals_of_other_names_are_not_counted_and_a_note_says_so(tmp_path: Path) -> None:
@@ -158,7 +158,7 @@ def test_the_first_card_has_each_agents_total_by_name(tmp_path: Path) -> None:
     with Ledger.open(tmp_path / "ledger.sqlite", create=False) as ledger:
         north, south = (shown(ledger.epsilon(name, 1e-4, "add-remove")) for name in ("north", "south"))
     assert north > south == shown(result.summary["epsilon"])
-    page = render([read(result.folder)])
+    page = render(read(result.folder))
     assert f"in the ledger ε\u00a0=\u00a0{north} in total so far (north {north}, south {south})" in page
 
 
@@ -168,7 +168,7 @@ def test_a_runs_name_is_cut_alike_on_the_screen_and_in_the_report(tmp_path: Path
     shows = CliRunner().invoke(app, ["ledger", "show", str(result.folder)], catch_exceptions=False).output
     listed = [line.split()[1].rstrip(":") for line in shows.splitlines() if line.startswith("run ")]
     assert len(listed) == len(set(listed)) == 2
-    assert all(name in render([read(result.folder)]) for name in listed)
+    assert all(name in render(read(result.folder)) for name in listed)
 
 
 @pytest.mark.parametrize(
@@ -188,7 +188,7 @@ def test_units_that_do_not_add_up_leave_a_report_without_a_total(tmp_path: Path)
     )
     own = trained(tmp_path / "b", records(), federation={"agents": 1, "per_round": 1})
     for result in (persons, own):
-        page = render([read(result.folder)])
+        page = render(read(result.folder))
         assert f"ε\u00a0=\u00a0{shown(result.summary['epsilon'])}" in page
         assert "with 1 other run in the ledger no ε can be stated in total" in page
         assert "some of these participations protect each record and some each person" in page

@@ -25,10 +25,9 @@ from fedspa.privacy.accounting import epsilon
 from fedspa.runs.config import load
 from fedspa.runs.guarantee import describe_guarantee, statement
 from fedspa.runs.local import LocalTransport
-from fedspa.runs.loop import run_round
+from fedspa.runs.loop import TOGETHER, run_round
 from fedspa.runs.run_ledger import RunLedger
 from fedspa.runs.setup import prepare
-from fedspa.runs.summary import TOGETHER
 from fedspa.server.coordinator import Coordinator
 from fedspa.wire.payload import HEADER_BYTES
 

@@ -9,8 +9,8 @@ import pytest
 from test_trials import searching
 
 import fedspa
+from fedspa.report.parts import search
 from fedspa.report.record import read
-from fedspa.report.tables import search
 
 
 @pytest.fixture(scope="module")

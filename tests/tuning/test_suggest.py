@@ -23,8 +23,7 @@ from fedspa.mechanisms.gaussian.plan import GaussianEvent
 from fedspa.privacy.accounting import epsilon
 from fedspa.runs.halving import Settings
 from fedspa.runs.setup import Simulated, prepare, records_of
-from fedspa.tuning.proxy import ProxyRuns
-from fedspa.tuning.search import CLIP, RATE, Search, distinct_settings
+from fedspa.tuning.proxy import CLIP, RATE, ProxyRuns, Search, distinct_settings
 from fedspa.tuning.suggest import suggest
 
 
@@ -88,7 +87,7 @@ def test_bad_numbers(given: dict[str, Any], word: str) -> None:
 
 
 def test_on_the_command_line() -> None:
-    words = ["suggest", "--agents", "10", "--records", "144", "--shape", "64", "--epsilon", "2"]
+    words = ["suggest", "--agents", "10", "--records", "144", "--parameters", "650", "--epsilon", "2"]
     shown = CliRunner().invoke(app, words).stdout
     assert "[algorithm]" in shown
     assert "Parameters  650" in shown
@@ -96,9 +95,7 @@ def test_on_the_command_line() -> None:
     assert stated["dimension"] == 650
     assert stated["settings"]["algorithm.batch"] == 144
     refused = CliRunner().invoke(app, ["suggest", "--agents", "10", "--records", "144", "--epsilon", "2"])
-    assert "--shape is missing" in str(refused.exception)
-    cnn = CliRunner().invoke(app, [*words[:5], "--model", "mnist-cnn", "--epsilon", "2", "--json"])
-    assert json.loads(cnn.stdout)["dimension"] == 21_840
+    assert "--parameters missing" in str(refused.exception)
 
 
 # The search along what is known: on functions whose best point is known.

@@ -19,14 +19,14 @@ from fedspa.agent.ledger.report import export
 from fedspa.cli import app
 from fedspa.errors import ConfigError
 from fedspa.runs.rundir import Stopped, Stopping
-from fedspa.tuning import proxy, search
+from fedspa.tuning import proxy
 
 
 @pytest.fixture(autouse=True)
 def _few_proxy_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Search as always, with fewer steps and repeats."""
-    monkeypatch.setattr(search, "_FARTHEST", 1)
-    monkeypatch.setattr(search, "AVERAGES", (0.0, 0.8))
+    monkeypatch.setattr(proxy, "_FARTHEST", 1)
+    monkeypatch.setattr(proxy, "AVERAGES", (0.0, 0.8))
     monkeypatch.setattr(proxy, "_REPEATS", 2)
 
 

@@ -17,10 +17,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedspa.data.columns import Category, Flag, Number, Schema
+from fedspa.agent.participate import agent_name
+from fedspa.data.columns import Category, Flag, Number, Schema, checked
 from fedspa.errors import ConfigError
-from fedspa.learning.tasks.totals import Block, Layout
+from fedspa.learning.tasks.totals import Block, Layout, Totals, layout_of
 from fedspa.privacy.event import Unit
+from fedspa.runs.checkpoint import load_latest
+from fedspa.runs.config import Config, load
+from fedspa.runs.rundir import check_is_run, read_metrics, read_summary
+from fedspa.server.coordinator import RELEASED
 
 Numbers = NDArray[np.float64]
 NORMAL = 1.959964  # quantile of a standard normal: 95 % lie within ±
@@ -293,3 +298,134 @@ def _consistent(parts: Numbers, whole: float) -> Numbers:
     kept = int(np.nonzero(ordered > excess)[0][-1]) if whole > 0 else 0
     consistent: Numbers = np.maximum(parts - excess[kept], 0.0)
     return consistent
+
+
+MOST_LOG_ODDS = 6.0  # scores below 0.25 % or above 99.75 % are in the first and the last part
+LEAST_OF_CLASS = 2  # standard deviations that the records of each class must have, for an AUC
+CONFUSION, SCORES, LOSS, ERROR = "confusion", "scores", "loss", "error"  # blocks of the layout
+DETAILS = ("predicted", "frequency")  # how the names of scores begin that a short table leaves out
+
+
+def scores(layout: Layout, totals: Numbers, deviation: float, unit: Unit = "record") -> Iterator[Estimate]:
+    """Return what the totals of some agents say of a model; `unit` is what they count."""
+    ends = np.cumsum([block.size for block in layout.blocks])
+    parts = {
+        block.column: (totals[end - block.size : end] / block.weight, deviation / block.weight, block)
+        for block, end in zip(layout.blocks, ends)
+    }
+    whole = [parts[name] for name in ("", CONFUSION, SCORES) if name in parts]
+    records = records_of_counts([Count(float(p.sum()), noise * math.sqrt(len(p))) for p, noise, _ in whole])
+    yield count_of("", f"{unit}s", records)
+    if CONFUSION in parts:
+        yield from _confusion(*parts[CONFUSION][:2], records)
+    if SCORES in parts:
+        yield from _of_scores(*parts[SCORES][:2], records, binary=CONFUSION not in parts)
+    for name, label in ((LOSS, "log loss"), (ERROR, "mean absolute error")):
+        if name in parts:
+            moments, noise, block = parts[name]
+            (first, second), most = moments.tolist(), 1 / block.factor
+            root = math.sqrt(2)
+            yield ratio_of("", label, first * root, noise * root, records, (0.0, most), most)
+            if name == ERROR:
+                square = ratio_of("", "", second * root, noise * root, records, (0.0, 1.0))
+                ends_of = (square.low, square.high)
+                value = None if square.value is None else most * math.sqrt(square.value)
+                yield Estimate("", "", "", "root mean squared error", value, *(most * math.sqrt(e) for e in ends_of))
+
+
+def _confusion(part: Numbers, noise: float, records: Count) -> Iterator[Estimate]:
+    classes = math.isqrt(len(part))
+    cells = part.reshape(classes, classes)
+    yield ratio_of("", "accuracy", float(np.trace(cells)), noise * math.sqrt(classes), records, (0.0, 1.0))
+    for label in range(classes):
+        for predicted in range(classes):
+            name = f"predicted {predicted} of class {label}"
+            yield count_of("", name, Count(float(cells[label, predicted]), noise))
+
+
+def _of_scores(part: Numbers, noise: float, records: Count, *, binary: bool) -> Iterator[Estimate]:
+    """Yield the AUC of two classes, and how often scores in each part of [0, 1] were of class 1, or right."""
+    bad, good = part.reshape(2, -1)
+    bins = len(good)
+    if binary:
+        halves = part.reshape(4, -1)  # class 0 below and above one half, then class 1
+        yield from _confusion(halves.sum(axis=1), noise * math.sqrt(halves.shape[1]), records)
+        yield _auc(bad, good, noise)
+    edges = np.arange(bins + 1) / bins
+    if binary:
+        edges = np.round(1 / (1 + np.exp(-MOST_LOG_ODDS * (2 * edges - 1))), 4)
+        edges[[0, -1]] = 0, 1
+    for place in range(bins):
+        both = Count(float(bad[place] + good[place]), noise * math.sqrt(2))
+        name = f"frequency at scores {edges[place]:.3g} to {edges[place + 1]:.3g}"
+        yield ratio_of("", name, float(good[place]), noise, both, (0.0, 1.0))
+
+
+def _auc(negative: Numbers, positive: Numbers, noise: float) -> Estimate:
+    """Return the chance that a record of class 1 has the higher score, ties counting a half, by noisy histograms.
+
+    Its deviation is that of the ratio's first order in the noise, and of the product of two noises.
+    """
+    negatives, positives, slack = negative.sum(), positive.sum(), noise * math.sqrt(len(negative))
+    if min(negatives, positives) <= LEAST_OF_CLASS * slack:
+        return Estimate("", "", "", "auc", None, 0.0, 1.0)
+    below = np.cumsum(negative) - negative / 2  # negatives below each part, half of those in it
+    above = positives - np.cumsum(positive) + positive / 2
+    pairs = positives * negatives
+    value = float((positive * below).sum() / pairs)
+    first = ((below - value * negatives) ** 2).sum() + ((above - value * positives) ** 2).sum()
+    second = noise**2 * len(negative) ** 2 * ((1 - value) ** 2 + value**2) / 2  # over pairs of parts
+    deviation = noise * math.sqrt(first + second) / pairs
+    value, low, high = (float(min(max(value + by * deviation, 0.0), 1.0)) for by in (0, -NORMAL, NORMAL))
+    return Estimate("", "", "", "auc", value, low, high)
+
+
+@dataclass(frozen=True)
+class Released:
+    """What a finished run released. `sites` has name, totals and the noise in each of them: first, under the name "",
+    of all sites together; then of each whose upload the server saw. `schema` is None for the scores of a model."""
+
+    config: Config
+    summary: Mapping[str, Any]
+    layout: Layout
+    schema: Schema | None
+    sites: Sequence[tuple[str, Numbers, float]]
+    folder: Path
+
+    @property
+    def estimates(self) -> list[Estimate]:
+        """Return every number with its 95 % interval, in the order of `sites`."""
+        if self.schema is not None:
+            return [
+                each
+                for site, totals, noise in self.sites
+                for each in estimates(self.layout, self.schema, totals, noise, site, self.summary["unit"])
+            ]
+        return [
+            replace(each, site=site)
+            for site, totals, noise in self.sites
+            for each in scores(self.layout, totals, noise, self.summary["unit"])
+        ]
+
+
+def released(folder: Path) -> Released:
+    """Read what the run in `folder` released."""
+    check_is_run(folder)
+    config, summary = load(folder / "config.toml", own_code=False), read_summary(folder)
+    if config.task.name != Totals.name:
+        raise ConfigError(f"the run in {folder} trained a model; it released no statistics")
+    found = load_latest(folder / "checkpoint")
+    if summary is None or found is None:
+        raise ConfigError(f"the run in {folder} is not finished; `fedspa run --resume {folder}` resumes it")
+    uploads = sum(metrics.agents for metrics in read_metrics(folder / "metrics.jsonl"))
+    if not uploads:
+        raise ConfigError(f"the run in {folder} released nothing: no agent answered")
+    schema = None if config.task.options.get("layout") is not None else checked(summary["schema"])
+    layout = layout_of(config.task.options, schema)
+    bound, noise = config.algorithm.batch, float(summary["noise_multiplier"])
+    totals = {name: tensor.double().numpy() * bound for name, tensor in found.state.tensors.items()}
+    sites = [("", totals["theta"] * uploads, noise * math.sqrt(uploads))]
+    names = summary["agent_names"]
+    for number, name in sorted((int(name.removeprefix(RELEASED)), name) for name in totals if name != "theta"):
+        sites.append((agent_name(number) if names is None else names[number], totals[name], noise))
+    return Released(config, summary, layout, schema, sites, folder)

@@ -18,9 +18,7 @@ import torch
 from torch import Tensor
 
 from fedspa import durable, report
-from fedspa.analytics.estimates import Release
-from fedspa.analytics.released import released
-from fedspa.analytics.scores import CONFUSION, DETAILS, ERROR, LOSS, MOST_LOG_ODDS, SCORES
+from fedspa.analytics.estimates import CONFUSION, DETAILS, ERROR, LOSS, MOST_LOG_ODDS, SCORES, Release, released
 from fedspa.analytics.statistics import release_config, spending
 from fedspa.data.columns import Number
 from fedspa.data.dataset import Dataset
@@ -151,7 +149,7 @@ def evaluate(
     found = Evaluation.load(run_release(configs.load(values, spending(epsilon)), data=given, progress=False).folder)
     with suppress(OSError, FedspaError):  # it is paid for, wherever it can be shown
         durable.replace_text(folder / EVALUATION, found.to_json() + "\n")
-        report.write([folder], folder / "report.html")
+        report.write(folder)
     return found
 
 

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import csv
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import tomli_w
 
 from fedspa import durable
-from fedspa.analytics.estimates import Estimate, Release, estimates, typical
-from fedspa.analytics.released import released
+from fedspa.analytics.estimates import Release, estimates, released, typical
 from fedspa.data.columns import Number, Schema
 from fedspa.data.dataset import Dataset
 from fedspa.errors import ConfigError, os_errors_as
@@ -76,18 +74,6 @@ class Statistics(Release):
         if found.schema is None:
             raise ConfigError(f"the run in {run} evaluated a model; `fedspa evaluate {run}` shows it")
         return cls(found.estimates, found.summary, found.folder, found.schema)
-
-    def to_csv(self, path: Path | str) -> None:
-        """Write a line per number.
-
-        Args:
-            path: The file; one that is there is replaced.
-        """
-        names = [each.name for each in fields(Estimate)]
-        with os_errors_as(ConfigError, f"{path} cannot be written"), Path(path).open("w", newline="") as file:
-            writer = csv.DictWriter(file, names)
-            writer.writeheader()
-            writer.writerows(asdict(each) for each in self.estimates)
 
     def write_schema(self, path: Path | str) -> None:
         """Write the table's schema with released means and standard deviations, so that training standardises by them.

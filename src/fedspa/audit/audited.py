@@ -159,7 +159,7 @@ def _with_part(
     target: Any,
 ) -> Iterator[Question]:
     """Ask what one record or person adds to a release first, then what is asked of every plan."""
-    from fedspa.audit.release import part_question
+    from fedspa.audit.probes import part_question
     from fedspa.learning.tasks.totals import Layout
 
     generator = torch.Generator().manual_seed(setting.seed)

@@ -17,21 +17,28 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from fedspa.algorithms import Agent, Terms
 from fedspa.audit.audited import Setting
+from fedspa.audit.statistics import UNBOUNDED, Question, certain
+from fedspa.data import dataset
 from fedspa.engine.local import Engine
+from fedspa.examples import Examples, count
 from fedspa.learning.flat import FlatModel
+from fedspa.learning.tasks import PerPerson, Task
+from fedspa.learning.tasks.totals import Layout, Totals, TotalsModel
 from fedspa.mechanisms import Plan
+from fedspa.privacy.event import Unit
 from fedspa.randomness.streams import agent_key
 
 HUGE = 1e30
 SIDE = 8
 BEYOND, TINY = 1e6, 1e-40
 Record = tuple[Tensor, int]
-Examples = tuple[Tensor, Tensor]
+Labelled = tuple[Tensor, Tensor]
 P = TypeVar("P", bound=Plan)
 INPUTS, CERTAIN = 32, 500.0
 WEIGHTS = 2 * INPUTS
@@ -89,7 +96,7 @@ def answers(
         return list(target.respond(model.theta, terms, known, target.engine(setting, model.module, model.shape)))
 
 
-def null_records(count: int, first: Tensor | float | None = None) -> Examples:
+def null_records(count: int, first: Tensor | float | None = None) -> Labelled:
     """Return records of the probe without a gradient; or the first has this input, label 1 and a gradient."""
     x, y = torch.ones(count, INPUTS), torch.zeros(count, dtype=torch.int64)
     if first is not None:
@@ -146,7 +153,7 @@ def two_class_models(seed: int, fitted: Callable[[int, float | None], P]) -> Ite
 
 def neighbours(
     model: TwoClass, batch: int, generator: torch.Generator
-) -> Iterator[tuple[Examples, Examples, Examples]]:
+) -> Iterator[tuple[Labelled, Labelled, Labelled]]:
     """Agents with one record, with another in its place, and with neither. It comes first, in the middle or last. The
     others cancel each other, pull one way, pull the other way, do so with a third of them broken, or are random."""
     inputs, turn = math.prod(model.shape), torch.arange(batch)
@@ -169,12 +176,12 @@ def _put(values: Tensor, place: int, value: Tensor | int) -> Tensor:
     return values
 
 
-def _without(x: Tensor, y: Tensor, place: int) -> Examples:
+def _without(x: Tensor, y: Tensor, place: int) -> Labelled:
     kept = torch.arange(len(y)) != place
     return x[kept], y[kept]
 
 
-def _shaped(model: TwoClass, x: Tensor, y: Tensor) -> Examples:
+def _shaped(model: TwoClass, x: Tensor, y: Tensor) -> Labelled:
     return x.view(len(y), *model.shape), y
 
 
@@ -192,3 +199,55 @@ def _pairs(model: TwoClass, signs: Tensor, generator: torch.Generator) -> Iterat
     yield (torch.where(axis, model.far, 0.0), 1), (torch.where(axis, model.far, 0.0), 0)
     yield (HUGE * random[0], 1), (on_bound, 0)
     yield (random[1], 1), (random[2], 0)
+
+
+_EXTREMES = (-1e30, -1.0, 0.0, 1.0, 1e30)
+_TRIED = 24  # records, or persons with twice as many records as may count
+_ROUNDING = 1e-4
+
+
+def part_question(layout: Layout, unit: Unit, most: int, generator: torch.Generator) -> Question:
+    """Ask how far the totals move where one is left out; `most` is how many records of a person count."""
+    each = 2 * most if unit == "person" else 1
+    x, y = _extreme_records(layout, _TRIED * each, generator)
+    owners, draws = np.arange(len(x)) // each, np.arange(len(x), dtype=np.uint64)
+    task: Task = PerPerson(Totals(layout)) if unit == "person" else Totals(layout)
+
+    def totals(rows: np.ndarray[tuple[int], np.dtype[np.int64]]) -> Tensor:
+        examples = Examples(x[rows], y[rows])
+        if unit == "person":
+            examples = dataset.grouped(*examples, owners[rows], most, draws[rows])
+        model = TotalsModel(layout.width).double()
+        (gradient,) = torch.autograd.grad(task.loss(model, *examples), [model.totals])
+        return gradient * count(examples.y)
+
+    rows = np.arange(len(x))
+    whole = totals(rows)
+    moved = [float((whole - totals(rows[owners != owner])).norm()) for owner in range(_TRIED)]
+    seen = max(moved) if all(map(math.isfinite, moved)) else UNBOUNDED
+    detail = f"the totals with and without one {unit} of {_TRIED}, with values far outside every range"
+    return certain(f"one {unit}'s part", "deviation", 1.0, min(seen, UNBOUNDED), detail, seen <= 1 + _ROUNDING)
+
+
+def _extreme_records(layout: Layout, records: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """Return inputs and targets that the layout reads, as far apart as an encoder could ever leave them."""
+
+    def drawn(most: int) -> Tensor:
+        return torch.randint(most, (records,), generator=generator)
+
+    inputs = [block for block in layout.blocks if not block.of_target]
+    x = torch.zeros(records, 1 + max(max(block.stop, block.missing) for block in inputs), dtype=torch.float64)
+    of_target = [block for block in layout.blocks if block.of_target]
+    classes = max([layout.classes, *(block.size for block in of_target if block.kind == "categories")])
+    y = drawn(classes)
+    if any(block.kind != "categories" or block.size == 1 for block in of_target):
+        y = torch.tensor(_EXTREMES, dtype=torch.float64)[drawn(len(_EXTREMES))].clamp(-1, 1)[:, None]
+        y = y.repeat(1, max(block.stop for block in of_target))
+    for block in inputs:
+        if block.kind == "categories":
+            x[torch.arange(records), block.start + drawn(block.size)] = 1.0
+        elif block.kind != "count":
+            x[:, block.start] = torch.tensor(_EXTREMES, dtype=torch.float64)[drawn(len(_EXTREMES))]
+            if block.missing >= 0:
+                x[:, block.missing] = drawn(2).double()
+    return x, y

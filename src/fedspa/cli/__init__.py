@@ -18,8 +18,6 @@ from fedspa.cli import (
     report,
     run,
     screen,
-    stats,
-    suggest,
     tune,
 )
 
@@ -33,13 +31,12 @@ app = typer.Typer(
 for command in (
     run.run,
     tune.tune,
-    suggest.suggest,
-    stats.stats,
+    privacy.suggest,
+    data.stats,
     report.evaluate,
     privacy.privacy,
     audit.audit,
     report.report,
-    report.export,
     deployment.new,
     doctor.doctor,
 ):

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fedspa.cli.screen import complete_key
+from fedspa.cli.run import Overrides
+from fedspa.cli.screen import AsJson, print_json, show_facts, show_table
 from fedspa.configs import complete
 from fedspa.errors import ConfigError, os_errors_as
 
@@ -21,15 +22,7 @@ def audit(
         str | None,
         typer.Option(help="Audit the mechanism of this config; default: the quickstart's.", autocompletion=complete),
     ] = None,
-    overrides: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--set",
-            metavar="KEY=VALUE",
-            help="Override a key of the config, or of the quickstart's.",
-            autocompletion=complete_key,
-        ),
-    ] = None,
+    overrides: Overrides = None,
     self_test: Annotated[
         bool,
         typer.Option("--self-test", help="Attack three copies with a known fault each: all must be caught."),
@@ -38,32 +31,19 @@ def audit(
     seed: Annotated[
         int, typer.Option(min=0, max=2**64 - 1, help="Seed of the audit's data; of the noise too where it is seeded.")
     ] = 0,
-    out: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="RUN|FILE", help="Attach the result to a run's report, whose config is audited; or a file."
-        ),
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the result as one JSON object.")] = False,
+    out: Annotated[Path | None, typer.Option(metavar="FILE", help="Also write the result to this file.")] = None,
+    as_json: AsJson = False,
 ) -> None:
     """Lower bounds on privacy loss from attacks on the real code. Exit code 0: all within the claim; 1: not.
 
     Example: fedspa audit --self-test
     """
-    of_run = out is not None and out.is_dir()
-    if of_run and (config is not None or overrides or self_test):
-        raise ConfigError(f"--out {out}, a run: its own config is audited; leave the other options out, or name a file")
-
     import torch
 
-    from fedspa import configs
+    from fedspa import configs, durable
     from fedspa.audit.audited import of_config
-    from fedspa.runs.rundir import check_is_run
 
     torch.set_num_threads(1)
-    if of_run and out is not None:
-        check_is_run(out)
-        config = str(out / "config.toml")
     source = None if config is None else configs.find(config)
     mechanism, target, setting = of_config(source, overrides or [], draws, seed)
     if self_test:
@@ -71,33 +51,21 @@ def audit(
         raise typer.Exit(0 if caught else 1)
     report = mechanism.audit(setting, target)
     if out is not None:
-        _keep(report, out)
+        with os_errors_as(ConfigError, str(out), "name a file that can be written"):
+            durable.replace_text(out, json.dumps(report.to_json(), allow_nan=False, indent=1) + "\n")
     if as_json:
-        print(json.dumps(report.to_json(), allow_nan=False))
+        print_json(report.to_json())
     else:
         _show(report)
     if not report.holds:
         raise typer.Exit(1)
 
 
-def _keep(report: Report, out: Path) -> None:
-    """Write the result to a file, or into a run's folder, whose report is made again with it."""
-    from fedspa import durable
-    from fedspa.report import write
-    from fedspa.report.record import AUDIT
-
-    file = out / AUDIT if out.is_dir() else out
-    with os_errors_as(ConfigError, str(file), "name a file that can be written"):
-        durable.replace_text(file, json.dumps(report.to_json(), allow_nan=False, indent=1) + "\n")
-    if out.is_dir():
-        write([out], out / "report.html")
-
-
 def _self_test(reports: dict[str, Report], as_json: bool) -> bool:
     """Say which of the injected faults were caught; return whether all were."""
     failed = {name: [check.name for check in report.checks if not check.holds] for name, report in reports.items()}
     if as_json:
-        print(json.dumps({name: {"caught": bool(checks), "by": checks} for name, checks in failed.items()}))
+        print_json({name: {"caught": bool(checks), "by": checks} for name, checks in failed.items()})
     else:
         for name, checks in failed.items():
             print(f"fault {name!r}: {'caught by ' + '; '.join(checks) if checks else 'NOT CAUGHT by any check'}")
@@ -105,38 +73,22 @@ def _self_test(reports: dict[str, Report], as_json: bool) -> bool:
 
 
 def _show(report: Report) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
-    from fedspa.cli.screen import show
-
-    screen = Console(highlight=False)
-    screen.print(_verdict(report))
-    worst = report.headline
-    screen.print(
-        f"{worst.name}: at least {worst.lower_bound:.4g} against {worst.claimed:.4g} claimed ({worst.unit}, confidence "
-        f"{worst.confidence:.7g}); chance of any false alarm at most {report.false_alarm:g}\n"
-    )
-    table = Table(box=None)
-    table.add_column("check")
-    for column in ("claimed", "seen"):
-        table.add_column(column, justify="right")
-    table.add_column("unit")
-    table.add_column("holds")
-    for check in report.checks:
-        holds = "[green]yes[/green]" if check.holds else "[red]NO[/red]"
-        table.add_row(check.name, f"{check.claimed:.4g}", f"{check.lower_bound:.4g}", check.unit, holds)
-    show(table, screen)
-    for check in report.checks:
-        if not check.holds:
-            screen.print(f"[red]{check.name}[/red]: {check.detail}")
-    for note in report.notes:
-        screen.print(f"[red]Note[/red]  {note}")
-
-
-def _verdict(report: Report) -> str:
-    """Return the one line that somebody in a hurry reads."""
-    failed, count = sum(not check.holds for check in report.checks), len(report.checks)
+    """Print the verdict for somebody in a hurry, and every check."""
+    failed, count, worst = [check for check in report.checks if not check.holds], len(report.checks), report.headline
     if failed:
-        return f"[red]VIOLATED[/red]: {failed} of {count} checks failed."
-    return f"[green]HOLDS[/green]: all {count} checks stayed within what is claimed."
+        print(f"VIOLATED: {len(failed)} of {count} checks failed.")
+    else:
+        print(f"HOLDS: all {count} checks stayed within what is claimed.")
+    bound = f"at least {worst.lower_bound:.4g} against {worst.claimed:.4g} claimed"
+    sure = f"confidence {worst.confidence:.7g}); chance of any false alarm at most {report.false_alarm:g}"
+    print(f"{worst.name}: {bound} ({worst.unit}, {sure}\n")
+    show_table(
+        ["check", "claimed", "seen", "unit", "holds"],
+        [
+            [each.name, f"{each.claimed:.4g}", f"{each.lower_bound:.4g}", each.unit, "yes" if each.holds else "NO"]
+            for each in report.checks
+        ],
+    )
+    for check in failed:
+        print(f"{check.name}: {check.detail}")
+    show_facts([("Note", note) for note in report.notes])

@@ -420,8 +420,8 @@ def new(
 
 def _new_for_tables(names: Sequence[Path], tables: Sequence[Path]) -> None:
     """Write config and README for tables; a shell that expands --table *.csv leaves all but the first among `names`."""
-    from fedspa.data.columns import is_table
     from fedspa.data.findings import config_of_tables
+    from fedspa.data.plugin import is_table
 
     folders = [name for name in names if not is_table(str(name))]
     if len(folders) != 1:

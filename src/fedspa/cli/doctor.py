@@ -5,6 +5,7 @@ Every heavy import waits inside its check: a package that is missing or broken i
 
 from __future__ import annotations
 
+import math
 import os
 import platform
 import tempfile
@@ -19,7 +20,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fedspa.cli.screen import AsJson, show_checks
-from fedspa.errors import Check, ConfigError, run_checks
+from fedspa.errors import Check, ConfigError, quoted, run_checks
 
 if TYPE_CHECKING:
     from torch import nn
@@ -30,12 +31,9 @@ if TYPE_CHECKING:
 # What each extra installs first, by the names of package and module.
 EXTRAS = {
     "flower": ("flwr", "flwr"),
-    "mlflow": ("mlflow-skinny", "mlflow"),
-    "onnx": ("onnx", "onnx"),
     "parquet": ("pyarrow", "pyarrow"),
     "plots": ("matplotlib", "matplotlib"),
     "ray": ("ray", "ray"),
-    "tensorboard": ("tensorboard", "tensorboard"),
 }
 _CLASSES = 10
 _BATCHES = 4  # that an agent's synthetic records fill
@@ -153,7 +151,6 @@ def _quickstart() -> Iterator[Check]:
 def diagnose(source: str, overrides: list[str], shape: str | None, classes: int | None) -> list[Check]:
     """Try a model as a run would. `source` is a config file, or a model as in `model.name` with the quickstart's
     settings."""
-    from fedspa.cli.suggest import sides_of
     from fedspa.errors import MixingWarning, SeededNoiseWarning
     from fedspa.examples import layout
     from fedspa.learning import models
@@ -170,7 +167,7 @@ def diagnose(source: str, overrides: list[str], shape: str | None, classes: int 
     if shape is None and classes is not None:
         raise ConfigError(f"--classes is {classes}, and there is no --shape; give both, or neither")
     config = load(source if is_config else None, [*([] if is_config else [f"model.name={source}"]), *overrides])
-    data = records_of(config) if shape is None else _synthetic(config, sides_of(shape), classes or _CLASSES)
+    data = records_of(config) if shape is None else _synthetic(config, _sides(shape), classes or _CLASSES)
     task = task_of(config, data)
     like, name = with_targets(data, task).example_spec, config.model.name
     module = models.build(name, data.input_shape, task.width, config.run.seed, config.run.code)
@@ -199,6 +196,20 @@ def diagnose(source: str, overrides: list[str], shape: str | None, classes: int 
         *(Check(f"not {engine}", None, unsupported.reason) for engine, unsupported in choice.passed.items()),
         *(Check("faster", None, hint) for hint in choice.hints),
     ]
+
+
+def _sides(shape: str) -> tuple[int, ...]:
+    """Parse `--shape`."""
+    from fedspa.randomness.mask import DIMENSION_LIMIT
+
+    words = [side.strip() for side in shape.split(",")]
+    sides = [int(word) if word.isdecimal() and len(word) <= 10 else 0 for word in words]
+    if not 0 < math.prod(sides) < DIMENSION_LIMIT:
+        raise ConfigError(
+            f"--shape is {quoted(shape)}; give the sides of one record, as in 1,28,28 or 30: whole numbers whose "
+            f"product is below {DIMENSION_LIMIT}"
+        )
+    return tuple(sides)
 
 
 def _count_parameters(module: nn.Module, *, trained: bool) -> int:

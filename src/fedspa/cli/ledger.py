@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from contextlib import suppress
 from dataclasses import asdict
@@ -11,16 +10,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fedspa.cli.screen import AsJson
+from fedspa.cli.screen import AsJson, print_json, show_facts, show_table
 from fedspa.errors import ConfigError
 from fedspa.privacy.event import Neighbours
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from rich.console import Console
-
-    from fedspa.agent.ledger.report import AgentSummary, LedgerSummary, RunSummary
+    from fedspa.agent.ledger.report import AgentSummary, LedgerSummary
     from fedspa.runs.sections import Privacy
 
 app = typer.Typer(help="Read a ledger: what was spent, what is left, whether it can be trusted.", no_args_is_help=True)
@@ -55,7 +50,7 @@ def show(
     if entries:
         from fedspa.agent.ledger.report import export
 
-        print(json.dumps(export(_locate(file)[0]), allow_nan=False))
+        print_json(export(_locate(file)[0]))
         return
     from fedspa.agent.ledger.report import summary
     from fedspa.agent.policy import Policy
@@ -152,7 +147,7 @@ def verify(file: File, as_json: AsJson = False) -> None:
     notes = [*filter(None, [seeded_warning(noise)]), *map(str, losses)]
     if as_json:
         found = {"file": str(file), "valid": not problems, "problems": problems}
-        print(json.dumps({**found, "noise": noise, "losses": [asdict(loss) for loss in losses]}))
+        print_json({**found, "noise": noise, "losses": [asdict(loss) for loss in losses]})
     else:
         _print_verdict(file, problems, notes)
     if problems:
@@ -160,22 +155,15 @@ def verify(file: File, as_json: AsJson = False) -> None:
 
 
 def _print_verdict(file: Path, problems: list[str], notes: list[str]) -> None:
-    from rich.console import Console
-    from rich.text import Text
-
     from fedspa.agent.ledger.storage import anchor_path
+    from fedspa.errors import printable
 
-    screen = Console(highlight=False, markup=False)
+    whole = "1 problem" if len(problems) == 1 else f"{len(problems)} problems"
+    verdict = f"DAMAGED: {file}, {whole}. No ε of it can be relied on." if problems else f"VALID: {file}"
     if len(problems) == 1 and not anchor_path(file).exists():
-        text = f": {file} is a lone copy, which cannot be verified without its anchor file"
-        screen.print(Text.assemble(("NOT VERIFIED", "red"), text))
-    elif problems:
-        whole = "1 problem" if len(problems) == 1 else f"{len(problems)} problems"
-        screen.print(Text.assemble(("DAMAGED", "red"), f": {file}, {whole}. No ε of it can be relied on."))
-    else:
-        screen.print(Text.assemble(("VALID", "green"), f": {file}"))
-    for line in (*problems, *notes):
-        screen.print(f"- {line}")
+        verdict = f"NOT VERIFIED: {file} is a lone copy, which cannot be verified without its anchor file"
+    for line in (verdict, *(f"- {each}" for each in (*problems, *notes))):
+        print(printable(line))
 
 
 @app.command(name="accept-loss")
@@ -203,7 +191,7 @@ def _print_json(summary: LedgerSummary, warnings: list[str]) -> None:
     fields["runs"] = [asdict(run) for run in summary.runs]
     for name in ("epsilon_least", "epsilon_most"):
         fields[name] = _finite(fields[name])
-    print(json.dumps({**fields, "agents": list(map(_plain_agent, summary.agents))}, allow_nan=False))
+    print_json({**fields, "agents": list(map(_plain_agent, summary.agents))})
 
 
 def _plain_agent(agent: AgentSummary) -> dict[str, Any]:
@@ -247,67 +235,38 @@ def _cells(agent: AgentSummary) -> list[str]:
     ]
 
 
-def _print_runs(runs: Sequence[RunSummary], screen: Console) -> None:
-    """What the entries are of, newest last. Those of a guard begin with the tool that spent (docs/guard.md)."""
-    from fedspa.agent.ledger.report import short
-
-    if len(runs) > MOST_RUNS:
-        screen.print(f"… {len(runs) - MOST_RUNS} earlier runs (--json has them)", highlight=False)
-    for run in runs[-MOST_RUNS:]:
-        agents = f" by {run.agents} agents" * (run.agents > 1)
-        line = f"run {short(run.run)}: {run.participations} rounds{agents}, {run.first_at[:16]} to {run.last_at[:16]}"
-        screen.print(line, highlight=False, markup=False)
-
-
 def _print(summary: LedgerSummary, warnings: list[str]) -> None:
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
-    from fedspa.cli.screen import show as show_table
+    from fedspa.agent.ledger.report import short
     from fedspa.privacy.budget import AGAINST_ALL
     from fedspa.privacy.event import shown
 
-    screen, agents = Console(), summary.agents
-    first = agents[0] if agents else None
-    events = dict.fromkeys(agent.last_event for agent in agents[:MOST_AGENTS])
-    accountants = dict.fromkeys(agent.accountant for agent in agents)
-    units = dict.fromkeys(agent.last_event.unit for agent in agents)
-    summed = any(event.members for agent in agents for event in agent.spent)
-    table = Table(box=None)
-    for column in _COLUMNS:
-        table.add_column(column, overflow="fold")
-    for agent in agents:
-        table.add_row(*map(Text, _cells(agent)))
-    show_table(table, screen)
+    agents = summary.agents
+    show_table(_COLUMNS, map(_cells, agents))
     if summary.known_agents > len(agents):
-        screen.print(
-            f"… and {summary.known_agents - len(agents):,} more agents that spent less, ε from "
-            f"{shown(summary.epsilon_least)} (--all lists them, --agent shows one)",
-            highlight=False,
-        )
-    for event in events:
-        screen.print(f"last event: {event}", highlight=False, markup=False)
-    _print_runs(summary.runs, screen)
-    screen.print(f"{summary.entries} entries, {summary.releases} released, head {summary.head[:16]}", highlight=False)
-    if first is not None:
-        screen.print(
-            f"ε for each {' or '.join(units)} at δ = {first.delta:g}, {first.neighbours}, accountant "
-            f"{' or '.join(accountants)}",
-            highlight=False,
-        )
-        left = "give --cap or --policy"
-        if first.cap is not None:
-            left = f"under a cap of ε = {first.cap.epsilon:g}, and how many more rounds like the agent's last one fit"
-        screen.print(f"left: {left}", highlight=False)
-    untrusting = first is not None and first.cap is not None and first.cap.worst_case is None
-    if summed:
-        screen.print(
-            "where a worst case stands beside it, ε is against the server with up to the colluding agents of each run, "
-            f"and the worst case {AGAINST_ALL}"
-            + "; a cap that allows no aggregation is held against the worst case"
-            * untrusting,
-            highlight=False,
-        )
-    for warning in warnings:
-        screen.print(f"[red]Note[/red]  {warning}", highlight=False)
+        hidden = summary.known_agents - len(agents)
+        least = shown(summary.epsilon_least)
+        print(f"… and {hidden:,} more agents that spent less, ε from {least} (--all lists them, --agent shows one)")
+    for event in dict.fromkeys(agent.last_event for agent in agents[:MOST_AGENTS]):
+        print(f"last event: {event}")
+    if len(summary.runs) > MOST_RUNS:
+        print(f"… {len(summary.runs) - MOST_RUNS} earlier runs (--json has them)")
+    for run in summary.runs[-MOST_RUNS:]:  # those of a guard begin with the tool that spent (docs/guard.md)
+        by = f" by {run.agents} agents" * (run.agents > 1)
+        print(f"run {short(run.run)}: {run.participations} rounds{by}, {run.first_at[:16]} to {run.last_at[:16]}")
+    print(f"{summary.entries} entries, {summary.releases} released, head {summary.head[:16]}")
+    if agents:
+        first = agents[0]
+        units = " or ".join(dict.fromkeys(agent.last_event.unit for agent in agents))
+        by = " or ".join(dict.fromkeys(agent.accountant for agent in agents))
+        print(f"ε for each {units} at δ = {first.delta:g}, {first.neighbours}, accountant {by}")
+        cap, left = first.cap, "give --cap or --policy"
+        if cap is not None:
+            left = f"under a cap of ε = {cap.epsilon:g}, and how many more rounds like the agent's last one fit"
+        print(f"left: {left}")
+        if any(event.members for agent in agents for event in agent.spent):
+            held = "; a cap that allows no aggregation is held against the worst case"
+            print(
+                "where a worst case stands beside it, ε is against the server with up to the colluding agents of each "
+                f"run, and the worst case {AGAINST_ALL}{held * (cap is not None and cap.worst_case is None)}"
+            )
+    show_facts([("Note", warning) for warning in warnings])

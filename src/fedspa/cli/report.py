@@ -1,4 +1,4 @@
-"""What comes of a run: `fedspa report` (pages), `export` (models, model cards), `evaluate` (scores at the agents)."""
+"""What comes of a run: `fedspa report` (page, model card, annex) and `evaluate` (scores at the agents)."""
 
 from __future__ import annotations
 
@@ -11,62 +11,26 @@ import typer
 from fedspa.cli.screen import AsJson
 from fedspa.errors import ConfigError, FedspaWarning
 
+Run = Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a run, finished or not.")]
+
 
 def report(
-    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Folders of runs, finished or not.")],
-    out: Annotated[
-        Path | None,
-        typer.Option(help="The page (report.html in the run's folder; for several runs, in the current folder)."),
-    ] = None,
+    run: Run,
+    out: Annotated[Path | None, typer.Option(help="The file (report.html, card.md or dpia.md in RUN).")] = None,
+    card: Annotated[bool, typer.Option("--card", help="Write the model card instead, as Markdown.")] = False,
     dpia: Annotated[
-        bool,
-        typer.Option("--dpia", help="Write the annex to an impact assessment (dpia.md in the run's folder) instead."),
+        bool, typer.Option("--dpia", help="Write the annex to an impact assessment instead, as Markdown.")
     ] = False,
 ) -> None:
     """Write a self-contained HTML page: scores, ε by agent, bytes, the guarantee in plain words, the plan.
 
-    Example: fedspa report runs/my-run runs/another --out comparison.html
+    Example: fedspa report runs/my-run
     """
-    if dpia:
-        from fedspa.report import card
-        from fedspa.report.card import annex
+    from fedspa.report import write, write_annex, write_card
 
-        if len(runs) > 1:
-            raise ConfigError("--dpia is for one run; name one folder")
-        path = out or runs[0] / "dpia.md"
-        card.write(annex(runs[0]), path)
-        print(path)
-        return
-    from fedspa.report import write
-
-    path = out or (runs[0] / "report.html" if len(runs) == 1 else Path("report.html"))
-    write(runs, path)
-    print(path)
-
-
-def export(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a run.")],
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="An .onnx file for the model, or an .md file.")],
-) -> None:
-    """Write the trained model as ONNX with its model card beside it (FILE.md), or the model card alone (an .md file).
-
-    The ONNX model takes a batch of any size and returns the module's outputs. A module that was passed in Python is
-    exported there: fedspa.RunResult.load(RUN, module=…).export_onnx(FILE). The card states the guarantee and what it
-    does not cover, scores, data, settings and versions.
-
-    Example: fedspa export runs/my-run model.onnx
-    """
-    if file.suffix == ".md":
-        from fedspa.report import card
-
-        card.write(card.card(run), file)
-        print(file)
-    elif file.suffix == ".onnx":
-        from fedspa.result import RunResult
-
-        print(RunResult.load(run).export_onnx(file))
-    else:
-        raise ConfigError(f"{file}: the name must end in .onnx (the model) or .md (its model card)")
+    if card and dpia:
+        raise ConfigError("--card and --dpia: give one of them")
+    print((write_card if card else write_annex if dpia else write)(run, out))
 
 
 def evaluate(
@@ -87,8 +51,8 @@ def evaluate(
     The run must have been trained with data.agent_holdout. Each agent pays once, in the ledger of the run.
     """
     from fedspa.analytics import evaluation
-    from fedspa.analytics.scores import DETAILS
-    from fedspa.cli.stats import show
+    from fedspa.analytics.estimates import DETAILS
+    from fedspa.cli.data import show
     from fedspa.runs.rundir import read_summary
 
     summary = read_summary(run)

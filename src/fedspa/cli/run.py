@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fedspa.cli.screen import INTERRUPTED, complete_key, interruptible
+from fedspa.cli.screen import INTERRUPTED, complete_key, interruptible, print_json, show_facts, show_table
 from fedspa.configs import complete
 from fedspa.errors import ConfigError, RunWarning, SeededNoiseWarning
 
@@ -45,9 +45,6 @@ def run(
     resume: Annotated[
         Path | None, typer.Option(metavar="FOLDER", help="Resume the interrupted run in this folder.")
     ] = None,
-    track: Annotated[
-        str | None, typer.Option(help="Also log for tensorboard, or to mlflow (extras of these names).")
-    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Train a federation in this process, under a stated privacy guarantee.
@@ -65,7 +62,7 @@ def run(
             raise ConfigError("--out and --resume: both given; a resumed run stays in its folder")
         check_is_run(resume)
         config = config or str(resume / "config.toml")
-    flags = {"privacy.epsilon": epsilon, "run.out": None if out is None else str(out), "run.track": track}
+    flags = {"privacy.epsilon": epsilon, "run.out": None if out is None else str(out)}
     given = [f"{key}={json.dumps(value)}" for key, value in flags.items() if value is not None]
     settings = load(None if config is None else configs.find(config), [*(overrides or ()), *given])
 
@@ -74,7 +71,7 @@ def run(
     screen = Console(stderr=True)
     result = _run_with_progress(settings, resume, screen)
     if as_json:
-        print(json.dumps(result.summary, allow_nan=False))
+        print_json(result.summary)
     else:
         show(result, Console())
 
@@ -107,9 +104,6 @@ def stoppable(screen: Console, when: str) -> Iterator[Callable[[], bool]]:
 
 def show(result: RunResult, screen: Console) -> None:
     """The end of a run in a screenful."""
-    from rich.table import Table
-
-    from fedspa.cli.screen import show as show_table
     from fedspa.privacy.event import shown
     from fedspa.running import not_private
     from fedspa.runs.config import load
@@ -117,61 +111,49 @@ def show(result: RunResult, screen: Console) -> None:
     from fedspa.runs.guarantee import shown_bytes, statement
     from fedspa.runs.rundir import heading, label, ledger_of, shown_score
 
-    name = result.summary["score"]
-    table = Table(title=f"{heading(name)} by round", box=None)
-    why = "" if result.summary["private"] else f" ({not_private(result.summary['noise'])})"
-    cost = f"ε so far{' per person' * (result.summary['unit'] == 'person')}{why}"
-    worst = ["worst-case ε"] if result.summary["members"] else []
-    columns = ("round", *([] if name == "loss" else [label(name)]), "loss", cost, *worst, "uploaded")
-    for column in columns:
-        table.add_column(column, justify="right")
-    for metrics in _thinned(result.metrics):
-        spent = "–" if metrics.epsilon is None else shown(metrics.epsilon)
-        table.add_row(
+    summary, config = result.summary, load(result.folder / "config.toml", own_code=False)
+    name = summary["score"]
+    why = "" if summary["private"] else f" ({not_private(summary['noise'])})"
+    cost = f"ε so far{' per person' * (summary['unit'] == 'person')}{why}"
+    worst = ["worst-case ε"] if summary["members"] else []
+    rows = [
+        [
             str(metrics.round + 1),
             *([] if name == "loss" else [shown_score(name, metrics.score)]),
             f"{metrics.loss:.3f}",
-            spent,
+            "–" if metrics.epsilon is None else shown(metrics.epsilon),
             *[shown(metrics.epsilon_worst_case) for _ in worst],
             shown_bytes(metrics.uplink_bytes),
-        )
-    show_table(table, screen)
-    summary = result.summary
-    screen.print(
-        f"{heading(name):<11} [bold]{shown_score(name, summary['score_last'])}[/bold] at the end, "
-        f"{shown_score(name, summary['score_best'])} at best, "
-        f"on held-out records"
-    )
-    if summary["baseline_answer"] is not None:
-        without = shown_score(name, summary["baseline"])
-        screen.print(f"Baseline    {without} by {summary['baseline_answer']} of the same records, without a model")
-    others = [f"{label(other)} {shown_score(other, value)}" for other, value in summary["scores"].items()]
-    if len(others) > 1:
-        screen.print(f"Also        {', '.join(others[1:])}")
-    screen.print(f"Guarantee   {statement(summary)}", highlight=False)
-    screen.print(
-        f"Uploads     {shown_bytes(summary['uplink_bytes'])} per agent in the whole run, "
-        f"{shown_bytes(summary['payload_bytes'])} per upload ({summary['coding']}, {_upload(summary)})",
-        highlight=False,
-    )
-    config = load(result.folder / "config.toml", own_code=False)
-    for key, value, why in chosen(config):
-        screen.print(f"Chosen      {key} = {value}: {why}", highlight=False, markup=False)
+        ]
+        for metrics in _thinned(result.metrics)
+    ]
+    header = ["round", *([] if name == "loss" else [label(name)]), "loss", cost, *worst, "uploaded"]
+    show_table(header, rows, screen, title=f"{heading(name)} by round", right=True)
+    last, best, without = (shown_score(name, summary[key]) for key in ("score_last", "score_best", "baseline"))
+    others = [f"{label(other)} {shown_score(other, value)}" for other, value in summary["scores"].items()][1:]
+    sent = f"{shown_bytes(summary['uplink_bytes'])} per agent in the whole run"
     workers = f", {summary['workers']} workers" * ((summary["workers"] or 1) > 1)
-    screen.print(
-        f"Time        {summary['seconds']:.1f} s, engine {summary['engine']} ({summary['engine_reason']}){workers}",
-        highlight=False,
-        markup=False,  # a layer's name may look like it
-    )
-    for hint in summary["engine_hints"]:
-        screen.print(f"Faster      {hint}", highlight=False, markup=False)
-    for warning in summary["warnings"]:
-        screen.print(f"[red]Note[/red]        {warning}", highlight=False)
-    screen.print(f"Files       {result.folder}", highlight=False, soft_wrap=True)
+    answer, ledger = summary["baseline_answer"], []
     if config.private:
         whose = "of this run alone" if config.run.ledger is None else "shared by all runs that name it or lie beside it"
-        screen.print(f"Ledger      {ledger_of(result.folder, config)} ({whose})", highlight=False, soft_wrap=True)
-    screen.print(f"Report      {result.folder / 'report.html'}", highlight=False, soft_wrap=True)
+        ledger = [("Ledger", f"{ledger_of(result.folder, config)} ({whose})")]
+    show_facts(
+        [
+            (heading(name), f"{last} at the end, {best} at best, on held-out records"),
+            *([] if answer is None else [("Baseline", f"{without} by {answer} of the same records, without a model")]),
+            *([("Also", ", ".join(others))] if others else []),
+            ("Guarantee", statement(summary)),
+            ("Uploads", f"{sent}, {shown_bytes(summary['payload_bytes'])} per upload ({_upload(summary)})"),
+            *(("Chosen", f"{key} = {value}: {why}") for key, value, why in chosen(config)),
+            ("Time", f"{summary['seconds']:.1f} s, engine {summary['engine']} ({summary['engine_reason']}){workers}"),
+            *(("Faster", hint) for hint in summary["engine_hints"]),
+            *(("Note", warning) for warning in summary["warnings"]),
+            ("Files", str(result.folder)),
+            *ledger,
+            ("Report", str(result.folder / "report.html")),
+        ],
+        screen,
+    )
 
 
 def _upload(summary: Mapping[str, Any]) -> str:
@@ -179,7 +161,8 @@ def _upload(summary: Mapping[str, Any]) -> str:
     from fedspa.mechanisms.base import upload
 
     mechanism = chosen(summary["algorithm"], summary["adversary"]).mechanism
-    return upload(summary) if mechanism is None else mechanism.upload(summary)
+    how = upload(summary) if mechanism is None else mechanism.upload(summary)
+    return f"{summary['coding']}, {how}"
 
 
 def _thinned(metrics: list[Any], most: int = 12) -> list[Any]:

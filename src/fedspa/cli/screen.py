@@ -11,7 +11,7 @@ import sys
 import tempfile
 import threading
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from typing import Annotated
@@ -29,9 +29,23 @@ WIDTH = 80  # every table fits it
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 
 
-def show(table: Table, screen: Console) -> None:
+def show_table(
+    header: Sequence[str],
+    rows: Iterable[Sequence[str]],
+    screen: Console | None = None,
+    *,
+    title: str | None = None,
+    right: bool = False,
+) -> None:
     """Print a table at 80 columns where the screen has fewer, and let the terminal fold its lines. Squeezed to the
-    screen it would lose whole columns, and the last ones are ε and whether it holds."""
+    screen it would lose whole columns, and the last ones are ε and whether it holds. `right`: numbers, but for the
+    first column."""
+    screen = screen or Console()
+    table = Table(title=title, box=None)
+    for place, name in enumerate(header):
+        table.add_column(name, justify="right" if right and place else "left", overflow="fold")
+    for row in rows:
+        table.add_row(*map(Text, row))
     own = screen.width
     screen.width = max(own, WIDTH)
     try:
@@ -40,22 +54,31 @@ def show(table: Table, screen: Console) -> None:
         screen.width = own
 
 
+def show_facts(facts: Iterable[tuple[str, str]], screen: Console | None = None) -> None:
+    """Print a line for each fact behind its label; notes, which a reader must know, in red."""
+    screen = screen or Console()
+    for label, text in facts:
+        named = Text(f"{label:<11} ", "red" if label == "Note" else "")
+        screen.print(named.append(printable(text), ""), soft_wrap=True)
+
+
+def print_json(value: object) -> None:
+    print(json.dumps(value, allow_nan=False))
+
+
 def show_checks(name: str, checks: Sequence[Check], as_json: bool) -> None:
     """Print a verdict and every check; exit with code 1 if a required check failed."""
     failed = failures(checks)
     if as_json:
         found = {"name": name, "ready": not failed, "checks": [asdict(check) for check in checks]}
-        print(json.dumps(found, allow_nan=False))
+        print_json(found)
     else:
-        screen, table = Console(highlight=False, markup=False), Table(box=None, show_header=False)
-        for overflow in ("ignore", "ignore", "fold"):
-            table.add_column(overflow=overflow, no_wrap=overflow == "ignore")
+        count = f"{len(failed)} check{'s' * (len(failed) != 1)} failed"
+        print(printable(f"{name}: not ready: {count}" if failed else f"{name}: ready"))
+        width = max(len(check.subject) for check in checks)
         for check in checks:
             mark = {True: "ok", False: "FAILED", None: "–"}[check.passed]
-            table.add_row(mark, check.subject, Text(printable(check.detail)))
-        count = f"{len(failed)} check{'s' * (len(failed) != 1)} failed"
-        screen.print(f"{name}: not ready: {count}" if failed else f"{name}: ready")
-        screen.print(table)
+            print(f"{mark:<6} {check.subject:<{width}}  {printable(check.detail)}")
     if failed:
         raise typer.Exit(1)
 

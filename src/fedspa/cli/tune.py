@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fedspa.cli import run as running
-from fedspa.errors import ConfigError, printable
+from fedspa.cli.screen import print_json, show_facts, show_table
+from fedspa.errors import ConfigError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -75,7 +76,7 @@ def tune(
 
     from rich.console import Console
 
-    from fedspa.report.tables import format_settings
+    from fedspa.report.parts import format_settings
     from fedspa.tuning.tune import ProxyRun, tune
 
     screen = Console(stderr=True)
@@ -95,34 +96,24 @@ def tune(
             wanted = _space(space or ())
             result = tune(settings, share=share, proxy=proxy, space=wanted, on_proxy=compared, stop=asked)
     if as_json:
-        print(json.dumps(result.summary, allow_nan=False))
+        print_json(result.summary)
     else:
         show(result, Console())
 
 
 def show(result: RunResult, screen: Console) -> None:
     """What a run shows, then the search within it, as the report has it."""
-    from rich.table import Table
-    from rich.text import Text
-
-    from fedspa.cli.screen import show as show_table
+    from fedspa.report.parts import search
     from fedspa.report.record import read
-    from fedspa.report.tables import search
     from fedspa.tuning.tune import BEST
 
     running.show(result, screen)
     found = search(read(result.folder))
     assert found is not None  # there are trials
-    table = Table(title="The search for settings", box=None)
-    for column in found.header:
-        table.add_column(column)
-    for row in found.trials:
-        table.add_row(*map(Text, row))
-    show_table(table, screen)
+    show_table(found.header, found.trials, screen, title="The search for settings")
     best = f"{result.folder / BEST} (`fedspa run` trains with them, without a search)"
-    for name, words in (("Search", found.spent), ("Proxy runs", found.free), ("Test", found.test), ("Settings", best)):
-        if words:
-            screen.print(f"{name:<11} {printable(words)}", highlight=False, markup=False)
+    facts = (("Search", found.spent), ("Proxy runs", found.free), ("Test", found.test), ("Settings", best))
+    show_facts([fact for fact in facts if fact[1]], screen)
 
 
 def _space(words: list[str] | tuple[()]) -> dict[str, list[Any]]:

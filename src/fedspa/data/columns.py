@@ -21,14 +21,11 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from fedspa import toml
-from fedspa.data import plugin
 from fedspa.errors import ConfigError, quoted
 
 _MOST_FEATURES = 100_000
 _NARROWEST, _NARROWEST_SHARE = 1e-30, 1e-9  # of a range, and next to its bounds: float64 must tell its values apart
 _RULES = ("refuse", "indicator")
-_SUFFIXES = (".csv", ".parquet", ".pq")
-TABLES = "|"  # between the names of several tables, in the one text that `data.name` is
 _AROUND = frozenset({"table", "person"})  # the keys of a schema in [data]
 _RULE = "it must be 'refuse', 'indicator'"
 
@@ -446,16 +443,6 @@ class Schema(TableSection):
 
 def _has_days(column: Used) -> bool:
     return not isinstance(column, Date) or "days" in column.parts
-
-
-def is_table(name: str) -> bool:
-    """Return whether `name` is the path of a table."""
-    return name.lower().endswith(_SUFFIXES) and not name.startswith(plugin.GIVEN)
-
-
-def is_pattern(name: str) -> bool:
-    """Return whether `name` is a pattern or a list of tables, one per agent."""
-    return is_table(name) and any(mark in name for mark in ("*", "?", TABLES))
 
 
 def load_schema(path: Path, beside: frozenset[str] = frozenset()) -> Schema:

@@ -15,127 +15,115 @@ import numpy as np
 
 from fedspa.data.columns import InvalidCell, Schema, day, flag, number
 from fedspa.data.dataset import held_out
-from fedspa.data.table import LACKING, Encoder, Source, compare_header, feed, open_source, rows_by_name
+from fedspa.data.table import LACKING, Encoder, Source, compare_header, feed, number_names, open_source, rows_by_name
 from fedspa.errors import DataError, quoted
 
 _MOST_EXAMPLES = 3
+_MOST_AGENTS = 10  # listed by name
 _MOST_PROBLEMS = 1000  # kept apart from each other; rows of a thousand different lengths say what one does
 
 
 @dataclass
-class RowProblem:
-    """One fault of some rows. `column` is "" where a row could not be split into cells."""
-
-    column: str
-    reason: str
-    advice: str
-    rows: int
-    first: int
-    examples: list[str]
-
-
-@dataclass
 class Findings:
-    """`missing`: values that a rule of the schema replaces. `clipped`: values outside their column's range.
-    `held_out`: training rows that a run uses for testing, by `data.holdout`; the counts of agents and persons
-    exclude them."""
+    """What is `wrong` with a table, and what is good to know (`notes`), a line each."""
 
+    features: int
+    task: str
     rows: int = 0
     bad_rows: int = 0
-    unit: str = "line"
-    features: int = 0
-    task: str = ""
-    columns_missing: list[str] = field(default_factory=list)
-    columns_unknown: list[str] = field(default_factory=list)
-    columns_twice: list[str] = field(default_factory=list)
-    problems: list[RowProblem] = field(default_factory=list)
-    missing: dict[str, int] = field(default_factory=dict)
-    clipped: dict[str, int] = field(default_factory=dict)
-    test_rows: int | None = None
-    held_out: int | None = None
-    rows_of_agents: dict[str, int] | None = None
-    persons: int | None = None
-    most_rows_of_a_person: int | None = None
+    wrong: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
 
     @property
     def is_valid(self) -> bool:
         """Return whether the simulator would accept the table as it is."""
-        wrong = self.columns_missing or self.columns_unknown or self.columns_twice or self.problems
-        return not (wrong or self.agents_without_rows)
+        return not self.wrong
 
-    @property
-    def agents_without_rows(self) -> list[str]:
-        """Return the agents all of whose training rows are held out."""
-        return [name for name, rows in (self.rows_of_agents or {}).items() if not rows]
+
+@dataclass
+class _Problem:
+    """One fault of some rows. `column` is "" where a row could not be split into cells."""
+
+    column: str
+    odd: InvalidCell
+    first: int
+    rows: int = 0
+    examples: list[str] = field(default_factory=list)
+
+    def line(self, unit: str) -> str:
+        what = f"column {quoted(self.column)}: a value" if self.column else "a row"
+        examples = f" ({', '.join(self.examples)})" if self.examples else ""
+        rows = f"{self.rows:,} {'row' if self.rows == 1 else 'rows'}, the first in {unit} {self.first}"
+        return f"{what} {self.odd.reason}{examples}, in {rows}; {self.odd.advice}"
 
 
 def examine(path: Path, schema: Schema, holdout: float = 0.0) -> Findings:
     """Read the whole table and write nothing. `holdout` is the share of the training rows that a run holds out; it is
     counted for a table that a run would accept."""
-    source = open_source(path)
+    source, found = open_source(path), Findings(len(schema.features), schema.task)
     missing, unknown, twice = compare_header(schema, source.names, agents=True)
-    found = Findings(
-        unit=source.unit,
-        features=len(schema.features),
-        task=schema.task,
-        columns_missing=missing,
-        columns_unknown=unknown,
-        columns_twice=twice,
-    )
+    for names, why in (
+        (missing, "it is not there, and the schema names it"),
+        (unknown, "the schema does not name it; kind = 'ignore' leaves it out"),
+        (twice, "it is there more than once; no row was read"),
+    ):
+        found.wrong += [f"column {quoted(name)}: {why}" for name in names]
     wanted = {*schema.inputs, *schema.targets, schema.agent, schema.person, schema.split}
     if not twice and wanted & {*source.names}:  # else no cell has a column in the schema
-        encoder = _examine_rows(found, schema, source)
-        if holdout > 0 and found.is_valid:
-            _hold_out(found, encoder, holdout)
+        _examine_rows(found, schema, source, holdout)
     return found
 
 
-def _examine_rows(found: Findings, schema: Schema, source: Source) -> Encoder:
-    problems: dict[tuple[str, str], RowProblem] = {}
+def _examine_rows(found: Findings, schema: Schema, source: Source, holdout: float) -> None:
+    problems: dict[tuple[str, str], _Problem] = {}
 
     def note(line: int, column: str, cell: object, odd: InvalidCell) -> None:
-        key = (column, odd.reason)
-        if key not in problems:
-            if len(problems) == _MOST_PROBLEMS:
-                return
-            problems[key] = RowProblem(column, odd.reason, odd.advice, 0, line, [])
-        problem = problems[key]
+        if len(problems) == _MOST_PROBLEMS and (column, odd.reason) not in problems:
+            return
+        problem = problems.setdefault((column, odd.reason), _Problem(column, odd, line))
         problem.rows += 1
         if column and odd.reason != LACKING and len(problem.examples) < _MOST_EXAMPLES:
-            example = quoted(cell, 60)
-            if example not in problem.examples:
-                problem.examples.append(example)
+            problem.examples += [example] if (example := quoted(cell, 60)) not in problem.examples else []
 
     encoder = Encoder(schema, source.names, note, agents=True)
     feed(encoder, source)
-    found.rows, found.problems = len(encoder), list(problems.values())
-    found.bad_rows = len(encoder.bad)
-    refused = Counter({problem.column: problem.rows for problem in found.problems if problem.reason == LACKING})
-    found.missing = dict(encoder.missing - refused)
-    found.clipped = {name: count for name, count in encoder.clipped().items() if count}
+    found.rows, found.bad_rows = len(encoder), len(encoder.bad)
+    found.wrong += [problem.line(source.unit) for problem in problems.values()]
+    refused = Counter({problem.column: problem.rows for problem in problems.values() if problem.odd.reason == LACKING})
+    for counts, why in (
+        (encoder.missing - refused, "values missing: {:,}; the schema says what they become"),
+        (Counter(encoder.clipped()), "values outside its range: {:,}; they are clipped to it"),
+    ):
+        found.notes += [f"column {quoted(name)}: {why.format(count)}" for name, count in counts.items() if count]
+    owners, persons = number_names(encoder.owners), number_names(encoder.persons)
+    train = np.flatnonzero(~np.frombuffer(bytes(encoder.test), dtype=np.bool_))
+    whole = len(train)
+    instead = holdout > 0 and found.is_valid
+    if instead:  # the same rows as a run does, with all rows of a person together
+        kept, _ = held_out(whole, persons[train] if schema.person else None, holdout)
+        train = train[kept]
     if schema.split in source.names:
-        found.test_rows = sum(encoder.test)
+        also = "; a run takes the rows that it holds out in their place" * instead
+        found.notes.append(f"rows for testing: {found.rows - whole:,}{also}")
+    if instead:
+        out = f"{whole - len(train):,}; left: {len(train):,}"
+        found.notes.append(f"rows held out for testing, by data.holdout = {holdout:g}: {out}")
     if schema.agent in source.names:
-        found.rows_of_agents = rows_by_name(encoder.owners)
+        names = list(rows_by_name(encoder.owners))
+        sizes = np.bincount(owners[train][owners[train] >= 0], minlength=len(names)).tolist()
+        found.wrong += [
+            f"agent {quoted(name, 60)}: all of its training rows are held out; give it more, or hold out fewer"
+            for name, size in zip(names, sizes)
+            if not size
+        ]
+        smallest = sorted(zip(sizes, names), key=lambda pair: pair[0])
+        few = ", ".join(f"{quoted(name, 60)} {size:,}" for size, name in smallest[:_MOST_AGENTS])
+        more = f" and {len(names) - _MOST_AGENTS:,} more that have no fewer" if len(names) > _MOST_AGENTS else ""
+        found.notes.append(f"agents: {len(names):,}; training rows: {few or 'none'}{more}")
     if schema.person in source.names:
-        rows = rows_by_name(encoder.persons)
-        found.persons, found.most_rows_of_a_person = len(rows), max(rows.values(), default=0)
-    return encoder
-
-
-def _hold_out(found: Findings, encoder: Encoder, share: float) -> None:
-    """Hold out the same rows as a run does, with all rows of a person together."""
-    table = encoder.table()
-    train = np.arange(found.rows) if table.test is None else np.flatnonzero(~table.test)
-    kept, out = held_out(len(train), None if table.persons is None else table.persons[train], share)
-    found.held_out = len(out)
-    if table.owners is not None:
-        names = rows_by_name(encoder.owners)
-        left = np.bincount(table.owners[train[kept]], minlength=len(names))
-        found.rows_of_agents = dict(zip(names, left.tolist()))
-    if table.persons is not None:
-        rows = np.unique(table.persons[train[kept]], return_counts=True)[1]
-        found.persons, found.most_rows_of_a_person = len(rows), int(rows.max())
+        rows = np.unique(persons[train][persons[train] >= 0], return_counts=True)[1]
+        most = int(rows.max(initial=0))
+        found.notes.append(f"persons: {len(rows):,}; training rows of one of them: at most {most:,}")
 
 
 # Names of columns that identify someone, and among them those of persons.

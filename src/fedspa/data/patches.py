@@ -6,7 +6,7 @@ beyond a threshold are pooled over a few cells, the square root taken, colour im
 What comes out is then whitened: directions in which features of pictures vary most anyway are made smaller. That is
 what a linear model needs under noise, since the noise is the same in every direction, and few steps have to do.
 
-Patterns, means and whitening come from pictures of nothing (fedspa.data.leaves): no record of anyone has a part in
+Patterns, means and whitening come from pictures of nothing (below): no record of anyone has a part in
 them. Records are taken to be of mean about 0 and standard deviation about 1 a channel: colour photographs, as
 CIFAR-10's are here, or grey things on a black ground, as Fashion-MNIST's.
 """
@@ -17,17 +17,17 @@ import functools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
-from fedspa.data import leaves
-
+SIDE, GREY_SIDE = 32, 28
 # Channels → side of the images that there are banks for.
-SIDES = {3: leaves.SIDE, 1: leaves.GREY_SIDE}
+SIDES = {3: SIDE, 1: GREY_SIDE}
 PATTERNS = 64
 PICTURES = 1000
 # Of each picture so many patches, for the patterns and the patches' own whitening.
@@ -153,7 +153,7 @@ def constants(bank: Bank) -> Constants:
 
 def _patterns(bank: Bank, pictures: Tensor) -> tuple[Tensor, Tensor]:
     """Patches of the pictures, whitened, and what to add for the patches' mean."""
-    random = np.random.Generator(np.random.PCG64(leaves.SEED))
+    random = np.random.Generator(np.random.PCG64(SEED))
     maps = torch.cat([bank.source(part) for part in torch.split(pictures, 100)])
     count, reach = SAMPLED * len(maps), maps.shape[2] - bank.size + 1
     which = torch.arange(len(maps)).repeat_interleave(SAMPLED).view(-1, 1, 1)
@@ -177,7 +177,7 @@ def _patterns(bank: Bank, pictures: Tensor) -> tuple[Tensor, Tensor]:
 @functools.cache
 def _pictures(channels: int) -> Tensor:
     """Return the pictures in the scale of records: mean about 0, standard deviation about 1."""
-    drawn = leaves.pictures(PICTURES) if channels == 3 else leaves.objects(PICTURES)
+    drawn = pictures(PICTURES) if channels == 3 else objects(PICTURES)
     middle, spread = (0.5, 0.25) if channels == 3 else (0.286, 0.353)
     return (torch.from_numpy(drawn).to(torch.float64) / 255 - middle) / spread
 
@@ -234,3 +234,102 @@ def gaussian(deviation: float) -> list[float]:
 def unit(flat: Tensor) -> Tensor:
     length: Tensor = torch.linalg.vector_norm(flat, dim=1, keepdim=True)
     return flat / length.clamp_min(1e-6)
+
+
+Array = NDArray[np.float64]
+Floats = NDArray[np.floating[Any]]
+
+SEED = 901
+LEAVES = 60
+# Drawn at twice the side, so that an edge falls between pixels too. Radii at that scale: density ∝ r^-2.5.
+_DRAWN = 2 * SIDE
+_SMALLEST, _LARGEST, _DECAY = 3.0, 40.0, 1.5
+
+
+def pictures(count: int) -> NDArray[np.uint8]:
+    """(count, 3, 32, 32)."""
+    random = np.random.Generator(np.random.PCG64(SEED))
+    return np.stack([_picture(random) for _ in range(count)])
+
+
+def objects(count: int) -> NDArray[np.uint8]:
+    """Grey things on a black ground, as large as the image allows: (count, 1, 28, 28)."""
+    random = np.random.Generator(np.random.PCG64(SEED))
+    grey = np.array([0.299, 0.587, 0.114]).reshape(3, 1, 1)
+    return np.stack([[_object(random, (grey * each).sum(axis=0))] for each in pictures(count) / 255])
+
+
+def _object(random: np.random.Generator, texture: Array) -> NDArray[np.uint8]:
+    """Return the texture seen through the union of one to four ellipses or rounded rectangles, often symmetric."""
+    sides = (1, -1) if random.uniform() < 0.6 else (1,)
+    shapes = []
+    for _ in range(random.integers(1, 5)):
+        (x, y), (wide, high), turn = 8 * random.normal(size=2), random.uniform(3, 20, 2), random.uniform(0, math.pi)
+        shapes.append((x, y, turn, wide, high, random.choice([2, 6])))
+
+    def cover(across: Floats, down: Floats) -> Array:
+        parts = [
+            ((1 - _distance(side * across - x, down[:, None] - y, turn, wide, high, power)) * min(wide, high) + 0.5)
+            for x, y, turn, wide, high, power in shapes
+            for side in sides
+        ]
+        return np.asarray(np.maximum.reduce(parts).clip(0, 1))
+
+    at = np.arange(_DRAWN) + 0.5 - SIDE
+    seen = cover(at, at) > 0.5
+    ends = [at[seen.any(axis=axis)][[0, -1]] for axis in (0, 1)]
+    scale = max(last - first + 1 for first, last in ends)
+    places = scale * ((np.arange(GREY_SIDE) + 0.5) / GREY_SIDE - 0.5)
+    inside = cover(*(places + (first + last) / 2 for first, last in ends))
+    margin = (SIDE - GREY_SIDE) // 2
+    texture = texture[margin:-margin, margin:-margin]
+    shade = (random.uniform(0.2, 0.95) + texture - texture.mean()).clip(0.03, 1)
+    return np.asarray((255 * inside * shade).round().astype(np.uint8))
+
+
+def _distance(across: Floats, down: Floats, turn: float, wide: float, high: float, power: int) -> Array:
+    """Return how far out of a shape's middle a place lies, 1 at its edge."""
+    along = (np.cos(turn) * across + np.sin(turn) * down) / wide
+    aside = (np.cos(turn) * down - np.sin(turn) * across) / high
+    return np.asarray((np.abs(along) ** power + np.abs(aside) ** power) ** (1 / power))
+
+
+def _picture(random: np.random.Generator) -> NDArray[np.uint8]:
+    at = np.arange(_DRAWN) + 0.5
+    turn = random.uniform(0, 2 * math.pi)
+    ramp = (np.cos(turn) * (at - SIDE) + np.sin(turn) * (at[:, None] - SIDE)) / _DRAWN
+    canvas = _colour(random) + 0.3 * random.normal() * ramp
+    for _ in range(LEAVES):
+        _leaf(random, canvas)
+    small: Array = canvas.clip(0, 1).reshape(3, SIDE, 2, SIDE, 2).mean(axis=(2, 4))
+    return (255 * small).round().astype(np.uint8)
+
+
+def _leaf(random: np.random.Generator, canvas: Array) -> None:
+    """One more on top: an ellipse or a rounded rectangle, its edge sharp or blurred."""
+    tail = (_SMALLEST / _LARGEST) ** _DECAY
+    radius = _SMALLEST / random.uniform(tail, 1) ** (1 / _DECAY)
+    x, y, turn = random.uniform(0, _DRAWN), random.uniform(0, _DRAWN), random.uniform(0, 2 * math.pi)
+    longer = math.exp(0.5 * random.normal())
+    power = 2 if random.uniform() < 0.6 else 6
+    sharp = max(radius / (6 if random.uniform() < 0.3 else 1), 1.0)
+    colour, shade, grain = _colour(random), 0.15 * random.normal(), 0.05 * abs(random.normal())
+    # Only pixels that it can reach.
+    reach = math.sqrt(2) * radius * max(longer, 1 / longer) * (1 + 0.5 / sharp)
+    left, right = max(int(x - reach), 0), min(int(x + reach) + 2, _DRAWN)
+    top, bottom = max(int(y - reach), 0), min(int(y + reach) + 2, _DRAWN)
+    noise = random.normal(size=(bottom - top, right - left))
+    across, down = np.arange(left, right) + 0.5 - x, np.arange(top, bottom)[:, None] + 0.5 - y
+    along = (np.cos(turn) * across + np.sin(turn) * down) / (radius * longer)
+    distance = _distance(across, down, turn, radius * longer, radius / longer, power)
+    cover = ((1 - distance) * sharp + 0.5).clip(0, 1)
+    part = canvas[:, top:bottom, left:right]
+    part += cover * (colour * (1 + shade * along) + grain * noise - part)
+
+
+def _colour(random: np.random.Generator) -> Array:
+    """Light varies most, then blue against yellow and red, green least: roughly the colours of photographs."""
+    brightness, red, green, blue = random.normal(size=4)
+    tint = np.array([0.09 * red, 0.03 * green, 0.10 * blue]).reshape(3, 1, 1)
+    colour: Array = 0.5 + 0.22 * brightness + tint
+    return colour

@@ -20,6 +20,7 @@ from fedspa.errors import one_line as one_line
 # Prefix of names in the files of a run whose records, persons or module were passed in Python: such a name cannot be
 # loaded.
 GIVEN = "given:"
+TABLES = "|"  # between the names of several tables, in the one text that `data.name` is
 
 T = TypeVar("T")
 
@@ -30,6 +31,16 @@ _NAME = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
 def is_plugin(name: str) -> bool:
     """Return whether ``name`` points at a user's function rather than at something built in."""
     return ":" in name
+
+
+def is_table(name: str) -> bool:
+    """Return whether ``name`` is the path of a table."""
+    return name.lower().endswith((".csv", ".parquet", ".pq")) and not name.startswith(GIVEN)
+
+
+def is_pattern(name: str) -> bool:
+    """Return whether ``name`` is a pattern or a list of tables, one per agent."""
+    return is_table(name) and any(mark in name for mark in ("*", "?", TABLES))
 
 
 def resolve(name: str, *, key: str, error: type[FedspaError], code: str | None = None) -> Callable[..., object]:

@@ -14,7 +14,8 @@ makes that choice.
 from __future__ import annotations
 
 import numbers
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -28,7 +29,16 @@ from fedspa.data.columns import InvalidCell, identifier
 from fedspa.errors import DataError, quoted
 from fedspa.examples import TARGETS, Tree, count, joined, leaves, mapped, require_aligned
 
-_KINDS = {"U": "text", "S": "bytes", "M": "dates", "m": "durations", "c": "complex numbers"}
+
+@contextmanager
+def _reading(what: str) -> Iterator[None]:
+    """Within it, whatever a foreign object's own code raises is a DataError of one line."""
+    try:
+        yield
+    except DataError:
+        raise
+    except Exception as cause:
+        raise DataError(f"{what} cannot be read as numbers of one shape ({plugin.one_line(cause)})") from cause
 
 
 class Entry(NamedTuple):
@@ -147,25 +157,17 @@ def _transforms(source: Any) -> bool:
 
 def _columns(source: Any, what: str) -> dict[str, Any]:
     """Return the columns of a `datasets.Dataset`."""
-    if not hasattr(source, "__len__"):
-        raise DataError(f"{what} is a {type(source).__name__}, which has no length; load it whole, not as a stream")
-    try:
+    with _reading(what):
         return dict(source.with_format("numpy")[:])
-    except Exception as cause:  # decoding is its own code, which may raise anything
-        raise DataError(f"{what} cannot be read ({plugin.one_line(cause)})") from cause
 
 
 def _items(source: Any, what: str, target: str | None) -> Entry:
     """Stack the items of a map-style Dataset."""
-    if not hasattr(source, "__len__"):
-        raise DataError(f"{what} is a {type(source).__name__}, which has no length; a map-style Dataset is needed")
     items: list[Tree] = []
-    for i in range(_length(source, what)):
-        try:
-            item = source[i]
-        except Exception as cause:  # the user's code may raise anything
-            raise DataError(f"{what}: record {i} failed in its own code ({plugin.one_line(cause)})") from cause
-        items.append(_item(item, f"{what}: record {i}", target))
+    with _reading(what):
+        for i in range(len(source)):
+            with _reading(f"{what}: record {i}"):
+                items.append(_item(source[i], f"{what}: record {i}", target))
     if not items:
         raise DataError(f"{what} has no records")
     for i, tree in enumerate(items):
@@ -177,20 +179,11 @@ def _items(source: Any, what: str, target: str | None) -> Entry:
 
 
 def _item(item: Any, what: str, target: str | None) -> Tree:
-    if target == "":
-        return read_tree(item, what)
-    if isinstance(item, Mapping):
+    if target == "" or isinstance(item, Mapping):
         return read_tree(item, what)
     if not isinstance(item, tuple | list) or len(item) < 2:
         raise DataError(f"{what} is a {type(item).__name__}; a pair (x, y) or a dict is needed")
     return tuple(read_tree(part, f"{what}[{place}]") for place, part in enumerate(item))
-
-
-def _length(source: Any, what: str) -> int:
-    try:
-        return len(source)
-    except Exception as cause:
-        raise DataError(f"{what} cannot say how many records it has ({plugin.one_line(cause)})") from cause
 
 
 def read_tree(value: Any, what: str, *, tolerant: bool = False, integers: bool = True, lists: bool = True) -> Tree:
@@ -200,10 +193,8 @@ def read_tree(value: Any, what: str, *, tolerant: bool = False, integers: bool =
     truth values keep their type, else all become float32. In tolerant mode the type of a list or of a frame's column is
     not used, since a single cell can change it: with `integers` it is refused, unless `lists` accepts it as float32.
     """
-    try:
+    with _reading(what):
         return _tree(value, what, _Mode(tolerant, integers, lists))
-    except RecursionError:
-        raise DataError(f"{what} is nested too deeply") from None
 
 
 class _Mode(NamedTuple):
@@ -240,7 +231,9 @@ def _leaf(value: Any, what: str, mode: _Mode) -> Tensor:
     if mode.tolerant and mode.integers and not mode.lists and not typed:
         raise DataError(f"{what} is a {type(value).__name__}; give an array or tensor, whose type says what it holds")
     if isinstance(value, Tensor):
-        value = _dense(value, what)
+        if value.is_nested:  # which would be filled up with zeros
+            raise DataError(f"{what} is a nested tensor, whose records differ in shape; pad or cut them to one shape")
+        value = value.detach().cpu().to_dense()
         if not value.is_complex() and not value.is_quantized:
             floats = value.is_floating_point() or not mode.integers
             whole_type = torch.bool if value.dtype == torch.bool else torch.int64
@@ -249,7 +242,7 @@ def _leaf(value: Any, what: str, mode: _Mode) -> Tensor:
         if not mode.tolerant:
             raise DataError(f"{what} holds {value.dtype}; real numbers are needed")
     elif not mode.tolerant and isinstance(value, list) and any(isinstance(part, Tensor) for part in value):
-        return _stacked(value, what, mode)
+        return torch.stack([_leaf(part, f"{what}[{i}]", mode) for i, part in enumerate(value)])
     array = _array(value, what, mode)
     whole = mode.integers and (typed or not mode.tolerant)
     dtype = {"b": np.bool_, "i": np.int64, "u": np.int64}.get(array.dtype.kind, np.float32) if whole else np.float32
@@ -257,45 +250,24 @@ def _leaf(value: Any, what: str, mode: _Mode) -> Tensor:
         return torch.from_numpy(np.array(array, dtype=dtype))
 
 
-def _dense(value: Tensor, what: str) -> Tensor:
-    if value.is_nested:
-        raise DataError(f"{what} is a nested tensor, whose records differ in shape; pad or cut them to one shape")
-    try:
-        tensor: Tensor = value.detach().cpu().to_dense()
-    except Exception as cause:  # one on a device without data
-        raise DataError(f"{what} is no plain tensor ({plugin.one_line(cause)})") from cause
-    return tensor
-
-
-def _stacked(values: list[Any], what: str, mode: _Mode) -> Tensor:
-    parts = [_leaf(part, f"{what}[{i}]", mode) for i, part in enumerate(values)]
-    _check_ragged(parts, what)
-    for i, leaf in enumerate(parts):
-        require_alike(parts[0], leaf, f"{what}[{i}]", "record 0", records=False)
-    return torch.stack(parts)
-
-
 def _array(value: Any, what: str, mode: _Mode) -> NDArray[Any]:
     """Return an array of real numbers. In tolerant mode, cells of text, objects and complex numbers are converted one
     by one, because a single one gives a whole array its type; what is no real number becomes NaN."""
     if hasattr(value, "column_names"):
         raise DataError(f"{what} is a {type(value).__name__}, not an array; give one Dataset, as in data['train']")
-    try:
-        array = np.asarray(value)
-    except Exception as cause:
-        _check_ragged(value, what)
-        raise DataError(f"{what} is no array of numbers ({plugin.one_line(cause)})") from cause
+    array = np.asarray(value)
     kind = array.dtype.kind
     if mode.tolerant and kind in "OSU":
         return np.array([_number(cell) for cell in array.reshape(-1)]).reshape(array.shape)
     if mode.tolerant and kind == "c":
         return np.where(array.imag == 0, array.real, np.nan)
     if kind not in "biuf":
-        _check_ragged(array, what)
         example = f", as {quoted(array.ravel()[:1].tolist()[0], 60)}" if array.size else ""
         classes = " (classes: numpy.unique(texts, return_inverse=True)[1])" * (kind in "US")
-        held = _KINDS.get(kind, "objects")
-        raise DataError(f"{what} holds {held}{example}; numbers are needed: encode it{classes}, or take it out")
+        raise DataError(
+            f"{what} holds {array.dtype}{example}; real numbers are needed, as many for each record: encode "
+            f"it{classes}, or take it out"
+        )
     if not mode.tolerant and kind == "u" and array.dtype.itemsize == 8 and array.size and int(array.max()) >= 2**63:
         raise DataError(f"{what} holds {array.max()}, which is too large for int64")
     return array
@@ -306,20 +278,6 @@ def _number(cell: Any) -> float:
         return float(cell)
     except (TypeError, ValueError, OverflowError):
         return np.nan
-
-
-def _check_ragged(value: Any, what: str) -> None:
-    """Raise a DataError that names two records of different shapes, if there are any."""
-    try:
-        shapes = [tuple(np.shape(part)) for part in value]
-    except Exception:  # its records are no arrays either
-        return
-    for i, shape in enumerate(shapes):
-        if shape != shapes[0]:
-            raise DataError(
-                f"{what} is ragged: record 0 has shape {shapes[0]} and record {i} has {shape}; pad or cut them to one "
-                "shape"
-            )
 
 
 def _shape(tree: Tree) -> str:

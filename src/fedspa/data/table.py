@@ -204,8 +204,8 @@ class Encoder:
         return Table(
             x=torch.from_numpy(self.features()),
             y=torch.from_numpy(self._targets(bad)),
-            owners=None if self._owner is None else _numbered(self.owners),
-            persons=None if self._person is None else _numbered(self.persons),
+            owners=None if self._owner is None else number_names(self.owners),
+            persons=None if self._person is None else number_names(self.persons),
             test=None if self._split is None else np.frombuffer(bytes(self.test), dtype=np.bool_).copy(),
             bad=tuple(bad.tolist()),
             target_scale=tuple(column.scale for column in numbers) or None,
@@ -226,7 +226,7 @@ class Encoder:
         return y if len(parts) > 1 else y[:, 0]
 
 
-def _numbered(names: Sequence[str | None]) -> NDArray[np.int64]:
+def number_names(names: Sequence[str | None]) -> NDArray[np.int64]:
     """Number names in the order of their first row; -1 for None."""
     known: dict[str, int] = {}
     return np.array([-1 if name is None else known.setdefault(name, len(known)) for name in names], dtype=np.int64)

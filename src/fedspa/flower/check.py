@@ -37,7 +37,7 @@ from fedspa.flower.terms import VERSION
 from fedspa.flower.trainer import SiteExamples, Trainer, trainer_for
 from fedspa.learning.tasks.named import resolve
 from fedspa.privacy.event import noise_modes, seeded_warning, shown
-from fedspa.runs import identity
+from fedspa.runs import checkpoint
 from fedspa.secagg.keys import fingerprint
 
 logger = logging.getLogger("fedspa.agent")
@@ -69,7 +69,7 @@ def versions() -> Iterator[Check]:
     fits = FLWR[0] <= tuple(int(part) for part in version.split(".")[:2]) < FLWR[1]
     wanted = "" if fits else "; fedspa supports 1.41 and later versions below 2: pip install 'fedspa[flower]'"
     yield Check("flwr", fits, version + wanted)
-    yield Check("editions", None, f"terms {VERSION}, {identity.written_editions()}: both ends must print the same")
+    yield Check("editions", None, f"terms {VERSION}, {checkpoint.written_editions()}: both ends must print the same")
 
 
 def check_node(node: Mapping[str, Any]) -> list[Check]:
@@ -107,9 +107,8 @@ def check_node(node: Mapping[str, Any]) -> list[Check]:
 
 def _policy(site: SiteFolder) -> Iterator[Check]:
     policy = Policy.load(site.policy)
-    yield Check(
-        "policy", True, f"ε up to {policy.epsilon:g} over all runs, at δ = {policy.delta:g}, {policy.neighbours}"
-    )
+    terms = f"at δ = {policy.delta:g}, {policy.neighbours}"
+    yield Check("policy", True, f"ε up to {policy.epsilon:g} over all runs, {terms}")
 
 
 def _node(site: SiteFolder) -> Iterator[Check]:
@@ -191,17 +190,13 @@ def _server(site: SiteFolder) -> Iterator[Check]:
 def filesystem(path: Path) -> str | None:
     """Return what kind of file system `path` lies on, where the system tells (Linux)."""
     try:
-        lines = Path("/proc/self/mountinfo").read_text("utf-8").splitlines()
+        lines = Path("/proc/mounts").read_text("utf-8").splitlines()
     except OSError:
         return None
-    best, kind = Path("/"), None
-    for line in lines:
-        # "36 35 98:0 /root /mount/point options … - type source options", blanks in names as \040
-        before, _, after = line.partition(" - ")
-        mounted = Path(before.split()[4].replace("\\040", " "))
-        if real_path(path).is_relative_to(mounted) and len(mounted.parts) >= len(best.parts):
-            best, kind = mounted, after.split()[0]
-    return kind
+    # "device /mount/point type options", blanks in names as \\040; the last of the longest is what is seen.
+    mounts = [(Path(fields[1].replace("\\040", " ")), fields[2]) for fields in map(str.split, lines)]
+    within = [(len(point.parts), kind) for point, kind in mounts if real_path(path).is_relative_to(point)]
+    return max(reversed(within), key=lambda mount: mount[0])[1] if within else None
 
 
 def _require_use(site: Site, held: SiteExamples) -> Trainer | None:

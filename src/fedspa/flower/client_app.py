@@ -77,8 +77,6 @@ def _answered(message: Message, context: Context, kind: str, key: str, answer: C
     except BaseException:  # one that escaped, a SystemExit too, would carry its text to the server
         code = "internal"
         logger.exception("the round failed", extra=monitor.event("refused", code))
-    if kind == "update" or code is not None:
-        monitor.count_answer(context.node_config, code or found)
     record = ConfigRecord({key: found} if code is None else {"refusal": code})
     return Message(RecordDict({kind: record}), reply_to=message)
 

@@ -74,28 +74,25 @@ def write_private(path: Path, content: bytes) -> None:
 
 def node_key_problem(path: Path) -> str | None:
     """Return what is wrong with a node's private key, if anything."""
-    content, problem = _private(path)
-    if problem is not None:
-        return problem
+    remedy = f"make one: ssh-keygen -t ecdsa -b 384 -N '' -f {path}"
     try:
-        key = serialization.load_ssh_private_key(content, None)
+        key = serialization.load_ssh_private_key(_read_private(path), None)
+    except ConfigError as error:
+        return str(error)
     except (ValueError, TypeError):
-        return f"{path} holds no private key without a password; make one: ssh-keygen -t ecdsa -b 384 -N '' -f {path}"
-    if not isinstance(key, ec.EllipticCurvePrivateKey):
-        return f"{path} is no ECDSA key; make one: ssh-keygen -t ecdsa -b 384 -N '' -f {path}"
-    return None
+        return f"{path} holds no private key without a password; {remedy}"
+    return None if isinstance(key, ec.EllipticCurvePrivateKey) else f"{path} is no ECDSA key; {remedy}"
 
 
 def server_key_problem(key: Path, certificate: Path) -> str | None:
     """Return what is wrong with the server's private key, if anything."""
-    content, problem = _private(key)
-    if problem is not None:
-        return problem
     try:
-        public = serialization.load_pem_private_key(content, None).public_key()
-        same = read_certificate(certificate).public_key() == public
+        public = serialization.load_pem_private_key(_read_private(key), None).public_key()
+    except ConfigError as error:
+        return str(error)
     except (ValueError, TypeError):
         return f"{key} holds no private key without a password"
+    same = read_certificate(certificate).public_key() == public
     return None if same else f"{key} is not the key of {certificate}; put the pair there that belongs together"
 
 
@@ -122,15 +119,13 @@ def names_of(certificate: x509.Certificate) -> list[str]:
     return [*found.get_values_for_type(x509.DNSName), *map(str, found.get_values_for_type(x509.IPAddress))]
 
 
-def _private(path: Path) -> tuple[bytes, str | None]:
-    try:
-        with path.open("rb") as file:
-            mode, content = os.fstat(file.fileno()).st_mode, file.read(100_000)
-    except OSError as error:
-        return b"", f"{path}: {error.strerror or error}"
-    if os.name == "posix" and stat.S_IMODE(mode) & 0o077:
-        return b"", f"{path} can be read by others than its owner (mode {stat.S_IMODE(mode):o}): chmod 600 {path}"
-    return content, None
+def _read_private(path: Path) -> bytes:
+    """Read a file that its owner alone can read; raise a ConfigError for any other."""
+    with os_errors_as(ConfigError, str(path)):
+        mode, content = stat.S_IMODE(path.stat().st_mode), path.read_bytes()
+    if os.name == "posix" and mode & 0o077:
+        raise ConfigError(f"{path} can be read by others than its owner (mode {mode:o}): chmod 600 {path}")
+    return content
 
 
 def _alternative(host: str) -> x509.GeneralName:

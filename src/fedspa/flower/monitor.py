@@ -1,13 +1,12 @@
 """Health, metrics and logs of a site or the server. Nothing here is computed from records.
 
-Every metric of a site is one that the server sees as well (answers, their codes, their length, their time), or follows
-from the ledger and the policy, which hold plans and no records. docs/deployment.md argues for each of them; a test
-compares the two lists.
+Every metric of a site follows from the ledger and the policy, which hold plans and no records. docs/deployment.md
+argues for each of them; a test compares the two lists.
 
 An agent's own log says in words what was wrong, and such words may name records: how many there are, which are bad,
 what a cell holds. They are for the site's people. So a JSON line of an agent is an event with a code, which the server
-sees, too; the words go to a file that only the site's user can read. The same holds for whatever else a node's
-processes print that is no line of Flower's own log, such as a traceback or what a data function logs.
+sees, too; the words go to a file that only the site's user can read. So does whatever else a node's processes print:
+Flower's own log, a traceback, what a data function logs.
 
 One process per node turns lines into JSON: Flower starts others, which all write where the node writes.
 """
@@ -26,12 +25,11 @@ import sys
 import time
 import traceback
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import nullcontext, suppress
-from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, BinaryIO
 
 from fedspa import toml
 from fedspa.agent.ledger.ledger import Ledger
@@ -97,9 +95,7 @@ SITE = {
     "site_epsilon_of_plan": "Privacy loss of each plan by itself",
     "site_seeded_rounds_total": "Rounds whose noise was seeded: they are not private",
     "site_ledger_losses": "Losses of entries that were accepted: no epsilon here counts those",
-    "site_payloads_total": "Updates that were sent, repeated ones too",
-    "site_payload_bytes_total": "Bytes of the updates that were sent",
-    "site_refusals_total": "Messages that were refused, by the code that the server got",
+    "site_payloads_total": "Updates that were sent, each counted once",
     "site_last_round_age_seconds": "Time since the ledger paid for a round",
 }
 SERVER = {
@@ -114,192 +110,97 @@ SERVER = {
 }
 
 
-class Sample(NamedTuple):
-    name: str
-    value: float
-    labels: tuple[tuple[str, str], ...] = ()
+class Metrics:
+    """Samples by name, in Prometheus' text format, which wants those of one name together."""
+
+    def __init__(self, known: Mapping[str, str]) -> None:
+        self._known = known
+        self._lines: dict[str, list[str]] = {name: [] for name in known}
+
+    def add(self, name: str, value: float, **labels: str) -> None:
+        number = f"{value:.10g}" if math.isfinite(value) else "+Inf"
+        where = ",".join(f"{key}={json.dumps(label, ensure_ascii=False)}" for key, label in labels.items())
+        self._lines[name].append(f"fedspa_{name}{f'{{{where}}}' if where else ''} {number}")
+
+    def __str__(self) -> str:
+        lines = []
+        for name, found in self._lines.items():
+            kind = "counter" if name.endswith("_total") else "gauge"
+            head = [f"# HELP fedspa_{name} {self._known[name]}.", f"# TYPE fedspa_{name} {kind}"]
+            lines += [*head, *found] if found else []
+        return "\n".join(lines) + "\n"
 
 
 def site_metrics(site: SiteFolder) -> str:
-    """Return all metrics of a site, from its ledger, policy and counts of answers, in Prometheus' text format."""
-    return _text(SITE, _site_samples(site))
-
-
-def server_metrics(server: ServerFolder) -> str:
-    """Return all metrics of the server, from the folders of its runs."""
-    return _text(SERVER, _server_samples(server))
-
-
-def _site_samples(site: SiteFolder) -> Iterator[Sample]:
-    """A plan is labelled by its event: sampling, steps and noise, all chosen by the server."""
+    """Return all metrics of a site, from its ledger and policy. A plan is labelled by its event: sampling, steps and
+    noise, all chosen by the server."""
+    metrics = Metrics(SITE)
     cap, name = Policy.load(site.policy).cap, site.agent
     with Ledger.read(site.ledger) as ledger:
         spent, first, lost = ledger.spent(name), ledger.first_plan(name), ledger.losses()
+        metrics.add("site_payloads_total", ledger.position().releases)
         newest = "(SELECT max(last) FROM total WHERE agent = ?)"
         times = ledger.query(f"SELECT reserved_at FROM entry WHERE sequence = {newest}", name)
     for limit in cap.limits:
-        against = (("against", limit.words or "the server"),)
-        epsilon = limit.total(spent, first).epsilon
-        yield Sample("site_epsilon", epsilon, against)
-        yield Sample("site_epsilon_left", max(0.0, limit.epsilon - epsilon), against)
+        against, epsilon = limit.words or "the server", limit.total(spent, first).epsilon
+        metrics.add("site_epsilon", epsilon, against=against)
+        metrics.add("site_epsilon_left", max(0.0, limit.epsilon - epsilon), against=against)
     for event, rounds in spent.items():
-        plan = (("plan", str(event)),)
-        yield Sample("site_rounds_total", rounds, plan)
+        metrics.add("site_rounds_total", rounds, plan=str(event))
         # By the rule of the total, of which it is a part: the first plan as it was announced, others by the filter.
         announced = first if first is not None and first.covers({event: rounds}) else None
-        yield Sample("site_epsilon_of_plan", cap.limits[0].total({event: rounds}, announced).epsilon, plan)
-    yield Sample("site_seeded_rounds_total", noise_modes(spent).get("seeded", 0))
-    yield Sample("site_ledger_losses", len(lost))
+        metrics.add("site_epsilon_of_plan", cap.limits[0].total({event: rounds}, announced).epsilon, plan=str(event))
+    metrics.add("site_seeded_rounds_total", noise_modes(spent).get("seeded", 0))
+    metrics.add("site_ledger_losses", len(lost))
     for (reserved_at,) in times:
-        yield Sample("site_last_round_age_seconds", _age(datetime.fromisoformat(reserved_at).timestamp()))
-    answers = read_answers(site.ledger)
-    yield Sample("site_payloads_total", answers.payloads)
-    yield Sample("site_payload_bytes_total", answers.payload_bytes)
-    for code, refused in sorted(answers.refusals.items()):
-        yield Sample("site_refusals_total", refused, (("code", code),))
+        metrics.add("site_last_round_age_seconds", _age(datetime.fromisoformat(reserved_at).timestamp()))
+    return str(metrics)
 
 
-def _server_samples(server: ServerFolder) -> Iterator[Sample]:
-    """Neither scores nor losses: they are computed from the server's own records."""
+def server_metrics(server: ServerFolder) -> str:
+    """Return all metrics of the server, from the folders of its runs. Neither scores nor losses: they are computed from
+    the server's own records."""
+    metrics = Metrics(SERVER)
     for config in sorted(server.runs.glob("*/config.toml")):
-        folder = config.parent
-        run = (("run", folder.name),)
+        folder, run = config.parent, config.parent.name
         rounds = list(_lines(folder / "metrics.jsonl"))
-        yield Sample("server_rounds_total", len(rounds), run)
-        yield Sample("server_rounds_planned", _planned(config), run)
-        yield Sample("server_updates_total", sum(line.get("agents", 0) for line in rounds), run)
-        yield Sample("server_uplink_bytes_total", sum(line.get("uplink_bytes", 0) for line in rounds), run)
+        planned = toml.read(config, "a run's config").get("federation", {}).get("rounds", 0)
+        metrics.add("server_rounds_total", len(rounds), run=run)
+        metrics.add("server_rounds_planned", planned if isinstance(planned, int) else 0, run=run)
+        metrics.add("server_updates_total", sum(line.get("agents", 0) for line in rounds), run=run)
+        metrics.add("server_uplink_bytes_total", sum(line.get("uplink_bytes", 0) for line in rounds), run=run)
         dropped: Counter[str] = Counter()
         for line in _lines(folder / "replies.jsonl"):
             dropped.update(line.get("dropped", {}))
         for reason, times in sorted(dropped.items()):
-            yield Sample("server_dropped_total", times, (*run, ("reason", reason)))
+            metrics.add("server_dropped_total", times, run=run, reason=reason)
         if rounds:
             if isinstance(rounds[-1].get("epsilon"), float):
-                yield Sample("server_epsilon", rounds[-1]["epsilon"], run)
-            yield Sample("server_last_round_age_seconds", _age((folder / "metrics.jsonl").stat().st_mtime), run)
-        yield Sample("server_run_finished", float((folder / "summary.json").exists()), run)
-
-
-def _planned(config: Path) -> int:
-    rounds = toml.read(config, "a run's config").get("federation", {}).get("rounds", 0)
-    return rounds if isinstance(rounds, int) else 0
+                metrics.add("server_epsilon", rounds[-1]["epsilon"], run=run)
+            age = _age((folder / "metrics.jsonl").stat().st_mtime)
+            metrics.add("server_last_round_age_seconds", age, run=run)
+        metrics.add("server_run_finished", float((folder / "summary.json").exists()), run=run)
+    return str(metrics)
 
 
 def _lines(path: Path) -> Iterator[dict[str, Any]]:
     """Read the complete lines; the last one may still be being written."""
-    try:
-        text = path.read_text("utf-8")
-    except OSError:
-        return
-    for line in text.splitlines():
-        try:
-            found = json.loads(line)
-        except ValueError:
-            continue
-        if isinstance(found, dict):
-            yield found
+    for line in path.read_text("utf-8").splitlines() if path.exists() else ():
+        with suppress(ValueError):
+            yield json.loads(line)
 
 
 def _age(then: float) -> float:
     return max(0.0, time.time() - then)
 
 
-def _text(known: Mapping[str, str], samples: Iterable[Sample]) -> str:
-    """Group samples by name, as the format requires."""
-    by_name: dict[str, list[Sample]] = {name: [] for name in known}
-    for sample in samples:
-        by_name[sample.name].append(sample)
-    lines = []
-    for name, found in by_name.items():
-        if found:
-            kind = "counter" if name.endswith("_total") else "gauge"
-            lines += [f"# HELP fedspa_{name} {known[name]}.", f"# TYPE fedspa_{name} {kind}"]
-            lines += [f"fedspa_{name}{_labels(sample)} {_number(sample.value)}" for sample in found]
-    return "\n".join(lines) + "\n"
-
-
-def _labels(sample: Sample) -> str:
-    def escaped(value: str) -> str:
-        return value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
-
-    return "{" + ",".join(f'{key}="{escaped(value)}"' for key, value in sample.labels) + "}" if sample.labels else ""
-
-
-def _number(value: float) -> str:
-    return f"{value:.10g}" if math.isfinite(value) else "+Inf"
-
-
-logger = logging.getLogger("fedspa.agent")
-_LARGEST = 100_000  # of a file of counts
-
-
-# Beside a site's ledger its answers are counted, for its own monitoring, which the ledger is not for. Every number is
-# one that the server has seen. A count that cannot be written is not written, and no answer depends on it. Nothing is
-# forced to the disk: a counter that starts anew is no harm where a lost spend would be.
-
-
-@dataclass
-class Answers:
-    """How a site's messages were answered."""
-
-    payloads: int = 0
-    payload_bytes: int = 0
-    refusals: dict[str, int] = field(default_factory=dict)
-
-
-def answers_path(ledger: Path) -> Path:
-    return ledger.with_name(f"{ledger.name}.answers")
-
-
-def read_answers(ledger: Path) -> Answers:
-    """Return what was counted; nothing where the file is missing or is none."""
-    with suppress(OSError):
-        return _parse_answers(answers_path(ledger).read_text("utf-8")[:_LARGEST])
-    return Answers()
-
-
-def count_answer(node: Mapping[str, Any], answer: bytes | str) -> None:
-    """Count an answer of the site with this node-config: a payload, or a refusal's code."""
-    ledger = node.get("ledger")
-    if os.name != "posix" or not isinstance(ledger, str) or not ledger or node.get("simulation") is True:
-        return
-    import fcntl
-
-    try:
-        with open(os.open(answers_path(Path(ledger)), os.O_RDWR | os.O_CREAT, 0o600), "r+", encoding="utf-8") as file:
-            fcntl.flock(file, fcntl.LOCK_EX)  # ends with the file
-            found = _parse_answers(file.read(_LARGEST))
-            if isinstance(answer, bytes):
-                found.payloads += 1
-                found.payload_bytes += len(answer)
-            else:
-                found.refusals[answer] = found.refusals.get(answer, 0) + 1
-            file.seek(0)
-            file.truncate()
-            file.write(json.dumps(asdict(found)))
-    except Exception as error:  # whatever it is, the answer must not depend on it
-        logger.info("an answer was not counted: %s", error)
-
-
-def _parse_answers(text: str) -> Answers:
-    with suppress(ValueError, TypeError, KeyError, AttributeError):
-        found = json.loads(text)
-        refusals = {str(code): int(times) for code, times in found["refusals"].items()}
-        return Answers(int(found["payloads"]), int(found["payload_bytes"]), refusals)
-    return Answers()
-
-
 _FORMAT, _PRIVATE = "FEDSPA_LOG_FORMAT", "FEDSPA_LOG_PRIVATE"  # for child processes
 _TEXT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+# A line of fedspa's own, as `_line` writes it. Other code may log as JSON, too.
+_OURS = re.compile(
+    r'\{"time": "[^"]*", "level": "[A-Z]+", "logger": "fedspa[\w.]*", "event": "[^"]*"(, "code": "[^"]*")?\}'
+)
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
-# "INFO :      SuperNode ID: 7" of Flower, "INFO:     Started server process [1]" of its HTTP server. Both pad the level
-# to a width, which other formats do not: a data function that logs is not taken for them. The HTTP server's CRITICAL
-# has no padding to be known by.
-_PREFIXES = {
-    **{f"{level} :{' ' * (10 - len(level))}": level for level in ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")},
-    **{f"{level}:{' ' * (9 - len(level))}": level for level in ("DEBUG", "INFO", "WARNING", "ERROR")},
-}
 
 
 class JsonFormatter(logging.Formatter):
@@ -362,21 +263,14 @@ def as_json(private: Path | None) -> None:
 
 
 def convert(lines: BinaryIO, out: BinaryIO, private: BinaryIO | None) -> None:
-    """Convert lines until they end."""
+    """Convert lines until they end. Flower's own are not told from what a site's code prints: both are private."""
     for line in lines:
-        text = _COLOUR.sub("", line.decode("utf-8", "replace")).rstrip("\r\n")
-        if _is_json(text):
-            entry = text
-        elif prefix := next(filter(text.startswith, _PREFIXES), None):
-            entry = _line(_PREFIXES[prefix], "flwr", text.removeprefix(prefix))
-        elif private is not None:
+        text = _COLOUR.sub("", line.decode("utf-8", "replace")).strip()
+        if private is not None and not _OURS.fullmatch(text):
             private.write(line)
             private.flush()
-            continue
-        else:
-            entry = _line("INFO", "output", text)
-        if text.strip():
-            out.write(entry.encode() + b"\n")
+        elif text:
+            out.write((text if _OURS.fullmatch(text) else _line("INFO", "output", text)).encode() + b"\n")
             out.flush()
 
 
@@ -389,15 +283,3 @@ def _line(level: str, logger: str, event: str, code: str | None = None) -> str:
     now = datetime.now(UTC).isoformat(timespec="milliseconds")
     entry = {"time": now, "level": level, "logger": logger, "event": event.strip()}
     return json.dumps(entry if code is None else {**entry, "code": code})
-
-
-def _is_json(text: str) -> bool:
-    """Return whether it is a line that this module wrote. Other code may log as JSON, too."""
-    if not text.startswith('{"time": '):
-        return False
-    try:
-        found = json.loads(text)
-    except ValueError:
-        return False
-    ours = isinstance(found, dict) and found.keys() - {"code"} == {"time", "level", "logger", "event"}
-    return ours and str(found["logger"]).partition(".")[0] == "fedspa"

@@ -16,19 +16,18 @@ from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 from flwr.supercore import log
 
+from fedspa import report
 from fedspa.data.dataset import Dataset
 from fedspa.errors import ConfigError
 from fedspa.flower.nodes import PollingGrid
 from fedspa.flower.settings import FlowerSettings, check_deployable, read_config
 from fedspa.flower.transport import FlowerTransport
-from fedspa.report import ReportWriter
+from fedspa.runs.checkpoint import facts
 from fedspa.runs.config import Config
 from fedspa.runs.guarantee import statement
-from fedspa.runs.identity import facts
-from fedspa.runs.loop import Observer, RunState, Start, train
-from fedspa.runs.rundir import RoundMetrics, label, shown_score
+from fedspa.runs.loop import Observer, RunState, Start, server_of, train
+from fedspa.runs.rundir import label, shown_score
 from fedspa.runs.setup import Job, prepare, prepare_server, records_of
-from fedspa.runs.trials import server_of
 from fedspa.server.coordinator import Coordinator
 
 app = ServerApp()
@@ -52,27 +51,20 @@ def serve(grid: PollingGrid, config: Config, settings: FlowerSettings) -> dict[s
         resume = Path(job.config.run.out)
     start = Start(job, server, facts(job), started, resume)
     start.check()
-    observer = _RoundLog()
+    transports: list[FlowerTransport] = []
 
     def connect(state: RunState) -> AbstractContextManager[FlowerTransport]:
-        observer.transport = FlowerTransport(state, settings, grid)
-        return nullcontext(observer.transport)
+        transports.append(FlowerTransport(state, settings, grid))
+        return nullcontext(transports[0])
 
-    summary, _ = train(start, connect, observer, ReportWriter)
+    observer = Observer(finished_round=lambda metrics: transports[0].log_round(metrics))
+    summary, state = train(start, connect, observer)
+    report.write_or_warn(state.folder.path)
     name = summary["score"]
     log(INFO, "%s %s; %s", label(name), shown_score(name, summary["score_last"]), statement(summary))
     for warning in summary["warnings"]:
         log(WARNING, "%s", warning)
     return summary
-
-
-class _RoundLog(Observer):
-    """Logs each round as the server's operator reads it."""
-
-    transport: FlowerTransport
-
-    def finished_round(self, metrics: RoundMetrics) -> None:
-        self.transport.log_round(metrics)
 
 
 def _prepared(config: Config, settings: FlowerSettings) -> tuple[Job, Coordinator]:

@@ -39,10 +39,9 @@ from fedspa.agent.participate import (
 from fedspa.agent.policy import Policy
 from fedspa.algorithms import Agent
 from fedspa.algorithms.base import finite
-from fedspa.data.columns import is_table
 from fedspa.data.dataset import grouped
 from fedspa.data.features import Features, transform
-from fedspa.data.plugin import is_plugin
+from fedspa.data.plugin import is_plugin, is_table
 from fedspa.engine import EngineName
 from fedspa.engine.choose import RecordIsolation, device_named
 from fedspa.engine.local import Engine

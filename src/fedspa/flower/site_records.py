@@ -24,8 +24,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedspa.data import plugin
-from fedspa.data.columns import is_table, load_schema
-from fedspa.data.files import read_npz
+from fedspa.data.columns import load_schema
+from fedspa.data.datasets import read_npz
+from fedspa.data.plugin import is_table
 from fedspa.data.sources import inputs_and_targets, number_persons, read_tree
 from fedspa.data.table import read_table
 from fedspa.errors import ConfigError, DataError

@@ -36,7 +36,7 @@ from fedspa.mechanisms.base import (
 from fedspa.privacy.event import Sampling
 from fedspa.randomness.mask import SEED_BYTES, MaskMode
 from fedspa.randomness.streams import NoiseMode
-from fedspa.runs import identity
+from fedspa.runs import checkpoint
 from fedspa.runs.config import check_options, check_task_options
 from fedspa.runs.sections import Section, Task
 from fedspa.secagg.masking import SEALED_BYTES
@@ -194,7 +194,7 @@ def to_record(announcement: Announcement) -> ConfigRecord:
     terms, plan = announcement.terms, announcement.terms.plan
     values: dict[str, Any] = {
         "version": VERSION,
-        "editions": identity.written_editions(),
+        "editions": checkpoint.written_editions(),
         **{key: getattr(announcement, key) for key in _OWN},
         "task": announcement.task.model_dump_json(exclude={"metric"}),  # how the server judges is its own matter
         "options": json.dumps(dict(terms.options), sort_keys=True),
@@ -235,7 +235,7 @@ def from_record(record: ConfigRecord) -> Announcement:
         model.model_validate(values)
     except ValidationError as error:
         raise TermsError(describe_detail(error.errors(include_url=False)[0], model)[:500]) from None
-    if other := identity.edition_differences(values["editions"]):
+    if other := checkpoint.edition_differences(values["editions"]):
         raise TermsError(
             f"incompatible protocol versions: {', '.join(other)}; upgrade one end until `fedspa site check` and "
             "`fedspa server run` print the same editions (versions of the package may differ)"

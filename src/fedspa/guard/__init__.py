@@ -7,14 +7,12 @@
     with guard.spend(event):                 # fedspa's events, or dp_accounting's
         train()
 
-An Opacus optimiser and a Flower app can be guarded too, and `audit` attacks any training
-(docs/guard.md).
+An Opacus optimiser and a Flower app can be guarded too (docs/guard.md).
 """
 
 from __future__ import annotations
 
-from fedspa.guard.attack import audit
 from fedspa.guard.flower import flower_mod
 from fedspa.guard.guard import Guard, create, open
 
-__all__ = ["Guard", "audit", "create", "flower_mod", "open"]
+__all__ = ["Guard", "create", "flower_mod", "open"]

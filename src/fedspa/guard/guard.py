@@ -39,19 +39,6 @@ UNSEEN = "not seen by the guard"
 
 _SIMPLE = 10**6  # rates with a denominator up to this are kept as they are
 _FINE = 2**49  # others are rounded up to a multiple of one over this
-_NO_PRICE = {
-    "NonPrivateDpEvent": "it says of itself that it is not private",
-    "UnsupportedDpEvent": "it says of itself that nothing is known of it",
-    "LaplaceDpEvent": "the ledger composes Gaussian noise",
-    "DiscreteLaplaceDpEvent": "the ledger composes Gaussian noise",
-    "RandomizedResponseDpEvent": "the ledger composes Gaussian noise",
-    "SampledWithReplacementDpEvent": "a record may be drawn twice, for which no proven accountant is available",
-    "SingleEpochTreeAggregationDpEvent": "no proven accountant for trees is available",
-    "RepeatAndSelectDpEvent": "choosing the best of several runs has no proven accountant here; spend for each run",
-    "MixtureOfGaussiansDpEvent": "no proven accountant for mixtures is available",
-    "ZCDpEvent": "a bound on Rényi divergences is not enough for an accountant of privacy losses",
-    "TruncatedSubsampledGaussianDpEvent": "no proven accountant for truncated batches is available",
-}
 _ACCEPTED = (
     "GaussianDpEvent, PoissonSampledDpEvent or SampledWithoutReplacementDpEvent of one, SelfComposedDpEvent and "
     "ComposedDpEvent of these"
@@ -428,8 +415,7 @@ def _refusal(given: Any, is_event: bool) -> str:
         return f"{quoted(given)} is no event; give one of fedspa's or of dp_accounting's ({_ACCEPTED})"
     if hasattr(given, "event"):
         name = f"{name} of {type(given.event).__name__}"
-    why = _NO_PRICE.get(type(given).__name__, "no proven accountant for it is available")
-    return f"{name} cannot be spent: {why}; accepted: {_ACCEPTED}"
+    return f"{name} cannot be spent: no proven accountant for it is available; accepted: {_ACCEPTED}"
 
 
 def check_path(name: str, value: object) -> Path:

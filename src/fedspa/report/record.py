@@ -30,7 +30,7 @@ from fedspa.runs.rundir import RoundMetrics, better
 if TYPE_CHECKING:
     from fedspa.analytics.estimates import Estimate
 
-AUDIT, EVALUATION = "audit.json", "evaluation.json"  # in a run's folder
+EVALUATION = "evaluation.json"  # in a run's folder
 _ROUND = re.compile(r"round-(\d{1,9})(?:-attempt-\d+)?")
 
 
@@ -72,8 +72,8 @@ class Participations:
 @dataclass(frozen=True, slots=True)
 class RunRecord:
     """`problems` are one-line sentences about what could not be read; `dimension` is d; `released` has the numbers of a
-    run that released statistics or scores and trained nothing; `audit` is the result of an audit of the run, and
-    `evaluation` has ε and numbers of its last evaluation at the agents."""
+    run that released statistics or scores and trained nothing; `evaluation` has ε and numbers of its last evaluation at
+    the agents."""
 
     folder: Path
     config: Config
@@ -83,7 +83,6 @@ class RunRecord:
     dimension: int | None
     problems: list[str] = field(default_factory=list)
     released: Sequence[Estimate] | None = None
-    audit: Mapping[str, Any] | None = None
     evaluation: tuple[float, Sequence[Estimate]] | None = None
 
     @property
@@ -139,7 +138,7 @@ def read(folder: Path) -> RunRecord:
     config, summary = load(folder / "config.toml", own_code=False), rundir.read_summary(folder)
     released = None
     if config.task.name == "statistics" and summary is not None:
-        from fedspa.analytics.released import released as released_by  # which reads tensors
+        from fedspa.analytics.estimates import released as released_by  # which reads tensors
 
         released = released_by(folder).estimates
     name, dimension = rundir.read_identity(folder)
@@ -153,22 +152,8 @@ def read(folder: Path) -> RunRecord:
         dimension=dimension if summary is None else int(summary["dimension"]),
         problems=problems,
         released=released,
-        audit=_audit(folder, problems),
         evaluation=_evaluation(folder, problems),
     )
-
-
-def _audit(folder: Path, problems: list[str]) -> Mapping[str, Any] | None:
-    """Return what `fedspa audit --out` found of the run."""
-    try:
-        found: Mapping[str, Any] = json.loads((folder / AUDIT).read_bytes())
-        found["holds"], found["check"], found["lower_bound"], found["claimed"], found["unit"], found["false_alarm"]
-    except FileNotFoundError:
-        return None
-    except (OSError, ValueError, TypeError, KeyError):
-        problems.append(f"{AUDIT} cannot be read: `fedspa audit --out {folder}` makes it again")
-        return None
-    return found
 
 
 def _evaluation(folder: Path, problems: list[str]) -> tuple[float, Sequence[Estimate]] | None:

@@ -20,9 +20,8 @@ from fedspa.algorithms import Algorithm as Registered
 from fedspa.algorithms import against, chosen
 from fedspa.data import columns as tables
 from fedspa.data import plugin
-from fedspa.data.columns import is_pattern, is_table
 from fedspa.data.partition import cap_for
-from fedspa.data.plugin import GIVEN, is_plugin
+from fedspa.data.plugin import GIVEN, is_pattern, is_plugin, is_table
 from fedspa.errors import ConfigError, PrivacyError, describe_detail, describe_invalid, first_of, quoted
 from fedspa.learning.options import OPTIONS
 from fedspa.mechanisms import Mechanism, Plan, PlanRequest

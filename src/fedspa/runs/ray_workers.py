@@ -32,8 +32,7 @@ from fedspa.algorithms import Agent
 from fedspa.engine.local import Engine
 from fedspa.errors import ConfigError, FedspaError, first_line
 from fedspa.examples import Examples
-from fedspa.runs.checkpoint import Fact
-from fedspa.runs.identity import ROUNDING, of_machine
+from fedspa.runs.checkpoint import ROUNDING, Fact, of_machine
 from fedspa.runs.local import simulate_uploads
 from fedspa.runs.setup import Simulated
 

@@ -1,5 +1,5 @@
 """The run's folder: config.toml, metrics.jsonl (a line a round), checkpoint/, summary.json,
-model.safetensors, ledger, report.html; ended.json where it ended before its last round.
+model.safetensors, ledger, report.html.
 
 A folder is one run's and is locked while that runs. The lock is the kernel's and ends with the process, however that
 ends, so nothing stale is left to clear away. No clock is in metrics.jsonl, so that two runs can be compared bit for
@@ -16,19 +16,18 @@ import os
 import re
 import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from pydantic import TypeAdapter, ValidationError
 
 from fedspa import durable
 from fedspa.agent.ledger.ledger import has_entries
-from fedspa.data.columns import TABLES
-from fedspa.data.plugin import GIVEN
-from fedspa.errors import ConfigError, FedspaError, one_line, os_errors_as, place_of, printable, quoted
+from fedspa.data.plugin import GIVEN, TABLES
+from fedspa.errors import ConfigError, FedspaError, one_line, os_errors_as, quoted
 from fedspa.runs.config import Config, load, to_toml
 
 if TYPE_CHECKING:
@@ -120,49 +119,28 @@ def runs_folder(config: Config) -> Path:
     return Path("runs") if config.run.out is None else Path(config.run.out).parent
 
 
-class Follower(Protocol):
-    """Follows a run as it is written: each round, its end, and the release of the folder."""
-
-    def add_round(self, metrics: Mapping[str, Any]) -> None: ...
-
-    def finish(self, summary: Mapping[str, Any]) -> None: ...
-
-    def close(self) -> None: ...
-
-
-Follow = Callable[[Config, Path], Follower]  # made before anything is written: it may refuse the config
-
-
 class RunFolder:
-    """A fresh folder: `run.out`, or a dated one under runs/. `reopen` is for a run that was interrupted."""
+    """The folder of a run, locked: a fresh one (`run.out`, or dated, under runs/), or `resume` of one that was
+    interrupted."""
 
-    def __init__(self, config: Config, data_name: str, follow: Follow) -> None:
-        self._name(Path(config.run.out) if config.run.out is not None else _dated(config, data_name), config, follow)
+    def __init__(self, config: Config, data_name: str, resume: Path | None = None) -> None:
+        fresh = _dated(config, data_name) if config.run.out is None else Path(config.run.out)
+        self.path, self._lock = resume or fresh, -1
+        self._journal = Journal(self.path)
+        self._resume_command = resume_command(config, self.path)
+        if resume is not None:
+            check_is_run(resume)
         with _starting(self.path):
             self.path.mkdir(parents=True, exist_ok=True)
             self._take_lock()
+            if resume is not None:
+                return
             try:
                 _check_empty(self.path)
             except ConfigError:
                 self.close()
                 raise
             durable.replace_text(self.path / "config.toml", to_toml(config))
-
-    @classmethod
-    def reopen(cls, path: Path, config: Config, follow: Follow) -> Self:
-        """Return the folder of an interrupted run, locked."""
-        self = cls.__new__(cls)
-        self._name(path, config, follow)
-        check_is_run(path)
-        with _starting(path):
-            self._take_lock()
-        return self
-
-    def _name(self, path: Path, config: Config, follow: Follow) -> None:
-        self.path, self._lock, self._begun = path, -1, False
-        self._follower = follow(config, path)
-        self._journal = Journal(path)
-        self._resume_command = resume_command(config, path)
 
     @property
     def ledger(self) -> Path:
@@ -181,18 +159,9 @@ class RunFolder:
         with self._writing():
             return self._journal.rewind(state.state.round)
 
-    def begin(self) -> None:
-        """Nothing refuses the run any more: from here on the folder says how it ends. One that is refused leaves what
-        is there as it was."""
-        if not self._begun:
-            (self.path / ENDED).unlink(missing_ok=True)
-            self._begun = True
-
     def add_round(self, metrics: Mapping[str, Any]) -> None:
-        self.begin()
         with self._writing():
             self._journal.add(metrics)
-        self._follower.add_round(metrics)
 
     def save(self, state: Checkpoint) -> None:
         """Save a checkpoint, after the metrics of its rounds."""
@@ -227,12 +196,10 @@ class RunFolder:
         """The summary, after the model: where there is one, the run is done."""
         with self._writing():
             write_summary(self.path, summary)
-        self._follower.finish(summary)
         self.close()
 
     def close(self) -> None:
         """Let the folder go."""
-        self._follower.close()
         if self._lock >= 0:
             os.close(self._lock)
             self._lock = -1
@@ -241,8 +208,6 @@ class RunFolder:
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if error is not None and self._begun:
-            _write_ending(self.path, error)
         self.close()
 
     def _take_lock(self) -> None:
@@ -302,13 +267,13 @@ def read_identity(folder: Path) -> tuple[str | None, int | None]:
 def read_metrics(path: Path) -> tuple[RoundMetrics, ...]:
     """Return the complete lines of a run's metrics, in order. A last line without its end is being written, or was when
     the run died."""
-    try:
-        complete = path.read_bytes().split(b"\n")[:-1]
-    except FileNotFoundError:
-        return ()
+    return tuple(_parsed_metrics(path, path.read_bytes().rpartition(b"\n")[0])) if path.exists() else ()
+
+
+def _parsed_metrics(path: Path, lines: bytes) -> Iterator[RoundMetrics]:
     check = TypeAdapter(RoundMetrics)
     try:
-        return tuple(check.validate_json(line) for line in complete)
+        yield from (check.validate_json(line) for line in lines.splitlines())
     except ValidationError:
         raise ConfigError(f"{path} is damaged; restore it from a copy") from None
 
@@ -400,7 +365,7 @@ def _dated(config: Config, data_name: str) -> Path:
 
 
 class Journal:
-    """The file of one run. It is empty for a new run; a run that resumes calls `rewind`."""
+    """The file metrics.jsonl of one run. It is empty for a new run; a run that resumes calls `rewind`."""
 
     def __init__(self, folder: Path) -> None:
         self._file = folder / "metrics.jsonl"
@@ -418,24 +383,16 @@ class Journal:
     def rewind(self, rounds: int) -> list[RoundMetrics]:
         """Return the lines of the first `rounds` rounds, and remove what follows them."""
         content = self._file.read_bytes() if self._file.exists() else b""
-        lines, check = content.split(b"\n")[:-1][:rounds], TypeAdapter(RoundMetrics)
-        try:
-            found = [check.validate_json(line) for line in lines]
-        except ValidationError:
-            found = []
+        whole = b"".join(line + b"\n" for line in content.split(b"\n")[:-1][:rounds])
+        found = list(_parsed_metrics(self._file, whole))
         if [line.round for line in found] != list(range(rounds)):
             raise FedspaError(
                 f"{self._file} is damaged: it does not hold the {rounds} rounds that the checkpoint counts; restore it "
                 "from a backup"
             )
-        whole = b"".join(line + b"\n" for line in lines)
         if content != whole:
             durable.replace_bytes(self._file, whole)
         return found
-
-
-Ending = Literal["stopped", "failed"]
-ENDED = "ended.json"
 
 
 class Stopping(FedspaError):
@@ -449,33 +406,6 @@ class Stopped(Stopping):
         super().__init__(
             f"stopped after round {done} of {config.federation.rounds}; to resume: {resume_command(config, folder)}"
         )
-
-
-def _write_ending(folder: Path, error: BaseException) -> None:
-    """Write how the run ended, whatever becomes of the exception. A full disk must not hide the error."""
-    how: Ending = "failed" if isinstance(error, Exception) and not isinstance(error, Stopping) else "stopped"
-    with suppress(OSError):
-        durable.replace_text(folder / ENDED, json.dumps({"ended": how, "why": _why(error)}) + "\n")
-
-
-def _why(error: BaseException) -> str:
-    """What fedspa says itself. Of foreign code the kind and the place: its words may quote a record, and the folder is
-    one that is shown around."""
-    root = error.__cause__ or error
-    if isinstance(error, FedspaError) and isinstance(root, FedspaError):
-        return str(error)
-    place = place_of(root)
-    return type(root).__name__ + ("" if place is None else f" at {place}")
-
-
-def read_ending(folder: Path) -> tuple[Ending, str] | None:
-    """Return how the run in `folder` ended, and why; None where it left no word."""
-    try:
-        found = json.loads((folder / ENDED).read_bytes())
-        how, why = found["ended"], str(found["why"])
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
-    return (how, printable(why)) if how in ("stopped", "failed") else None
 
 
 _OF_A_RUN = ("checkpoint", "ledger.sqlite", "metrics.jsonl", "summary.json")

@@ -24,6 +24,7 @@ from pydantic import (
 from fedspa.data import columns as tables
 from fedspa.data.columns import Schema, TableSection
 from fedspa.data.partition import Rule, split_scheme
+from fedspa.data.plugin import TABLES
 from fedspa.engine import EngineName
 from fedspa.errors import ConfigError
 from fedspa.mechanisms.base import LARGEST_CLIP, SMALLEST_CLIP, Adversary, Clipping
@@ -114,11 +115,11 @@ def usual_rounds(agents: int, per_round: int) -> int:
 
 def _one_text(given: Any) -> Any:
     """Join a list of tables to the one text that `data.name` is."""
-    return tables.TABLES.join(given) if isinstance(given, list) and all(isinstance(n, str) for n in given) else given
+    return TABLES.join(given) if isinstance(given, list) and all(isinstance(n, str) for n in given) else given
 
 
 def _paths(text: str) -> str:
-    return tables.TABLES.join(map(_a_path, text.split(tables.TABLES)))
+    return TABLES.join(map(_a_path, text.split(TABLES)))
 
 
 class Data(Section):
@@ -415,11 +416,6 @@ class Run(Section):
         [], description="Keys that were left out and follow from public numbers; the run writes them."
     )
     checkpoint_every: Times = Field(1, description="Rounds between two checkpoints; the last two are kept.")
-    track: Literal["tensorboard", "mlflow"] | None = Field(
-        None,
-        description="Also log every round for TensorBoard, or to MLflow (where MLFLOW_TRACKING_URI says, or into the "
-        "run's folder); an extra of the same name.",
-    )
 
     @field_validator("code", "ledger", "policy")
     @classmethod

@@ -25,13 +25,12 @@ from fedspa.algorithms.base import deviation, score_terms, share
 from fedspa.data.dataset import Dataset
 from fedspa.errors import ConfigError
 from fedspa.learning.tasks import Loss, Metric
-from fedspa.learning.tasks.totals import Totals
 from fedspa.learning.validate import try_scores
 from fedspa.runs.halving import Halving, Settings, Turn, settled
 from fedspa.runs.rundir import RoundMetrics
 from fedspa.runs.setup import Job, prepare_server
 from fedspa.secagg.masking import Void
-from fedspa.server.coordinator import Coordinator, Diverged, ServerJob, TotalsServer
+from fedspa.server.coordinator import Coordinator, Diverged, ServerJob
 from fedspa.server.evaluation import Evaluated
 from fedspa.server.intake import Intake, MaskedIntake
 from fedspa.server.optimizers import ServerState
@@ -201,22 +200,17 @@ class Trials(Coordinator):
         return deviation(self.job.plan, models, agents) if agents else None
 
 
-def server_of(
+def trials_of(
     job: Job,
     records: Dataset,
     sizes: set[int],
-    module: nn.Module | None = None,
-    task: Loss | None = None,
-    metrics: Mapping[str, Metric] | None = None,
-) -> Coordinator:
-    """Return the server of a run, with the trials that its config asks for; its agents hold so many records each."""
+    module: nn.Module | None,
+    task: Loss | None,
+    metrics: Mapping[str, Metric] | None,
+) -> Trials:
+    """Return the server of a run with the trials that its config asks for; its agents hold so many records each."""
     tuning = job.config.tuning
-    if isinstance(job.server.model.task, Totals):
-        return TotalsServer(job.server)
-    if tuning.candidates is None:
-        if tuning.scored_by is not None:  # `fedspa tune`, which chooses the candidates, reads it without any
-            raise ConfigError("tuning.scored_by is for tuning.candidates, and there are none: name some")
-        return Coordinator(job.server)
+    assert tuning.candidates is not None
     halving = Halving.within(len(tuning.candidates), tuning.rounds, tuning.expected_gains, scoring_rounds(job))
     _check_trials(job, halving)
     jobs = []

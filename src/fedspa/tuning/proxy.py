@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from statistics import fmean, stdev
+from statistics import fmean, pstdev, stdev
 
 import numpy as np
 import torch
@@ -152,7 +152,7 @@ def _proxy_config(config: Config, plan: Plan, records: int) -> Config:
         "privacy": ("epsilon",),
         "federation": ("cap",),
         "data": ("table", "person", "features"),
-        "run": ("ledger", "policy", "out", "track"),
+        "run": ("ledger", "policy", "out"),
     }
     for section, keys in not_here.items():
         for key in keys:
@@ -171,3 +171,122 @@ def _proxy_config(config: Config, plan: Plan, records: int) -> Config:
         return load(given)
     except ConfigError as error:
         raise ConfigError(f"this run has no proxy ({error}); try settings in its own rounds, by --no-proxy") from None
+
+
+Value = bool | int | float | str
+Space = Mapping[str, Sequence[Value]]
+RATE, CLIP, LOCAL, AVERAGE = "algorithm.server_lr", "privacy.clip_value", "algorithm.local_lr", "algorithm.ema"
+AVERAGES = (0.0, 0.5, 0.8, 0.9)
+_COARSE, _STEP, _FINE = (1.0, 1 / 30, 30.0), 3.0, math.sqrt(3.0)
+_FARTHEST = 8
+
+
+class Search:
+    """`score` has a number for each repeat of a proxy run, larger for better settings, and none where one diverged."""
+
+    def __init__(self, score: Callable[[Settings], Sequence[float]]) -> None:
+        self._score = score
+        self.found: dict[tuple[tuple[str, Value], ...], Sequence[float]] = {}
+
+    def of(self, settings: Settings) -> Sequence[float]:
+        key = tuple(sorted(settings.items()))
+        if key not in self.found:
+            self.found[key] = self._score(settings)
+        return self.found[key]
+
+    def beats(self, one: Settings, other: Settings) -> bool:
+        """Whether one beats the other by more than their difference spreads over the repeats. A search compares so
+        often that chance would pass a standard error, and what may be chance moves nothing."""
+        new, old = self.of(one), self.of(other)
+        if not new or not old:
+            return bool(new)
+        gains = [a - b for a, b in zip(new, old)]
+        return fmean(gains) > pstdev(gains)
+
+    def best(self, at: Settings, *others: Settings) -> Settings:
+        for other in others:
+            at = other if self.beats(other, at) else at
+        return at
+
+    @property
+    def ranking(self) -> list[Settings]:
+        """All that were scored and did not diverge, the best mean first."""
+        scored = [key for key in self.found if self.found[key]]
+        return [dict(key) for key in sorted(scored, key=lambda key: -fmean(self.found[key]))]
+
+    def walk(self, at: Settings, move: Callable[[Settings, float], Settings], factor: float) -> Settings:
+        """Walk on in one direction while that is better; else in the other."""
+        for step in (factor, 1 / factor):
+            start = at
+            for _ in range(_FARTHEST):
+                ahead = move(at, step)
+                if not self.beats(ahead, at):
+                    break
+                at = ahead
+            if at != start:
+                break
+        return at
+
+    def run(self, start: Settings, space: Space, *, local: bool) -> Settings:
+        """The best of all that lies on its way from `start`. `space` has the values of keys that the caller declares,
+        in place of those here; `local`: whether the agents' step size is worth moving (more than one local step)."""
+        at = dict(start)
+        if RATE not in space:
+            at = dict(self.best(*(_rate(at, factor) for factor in _COARSE)))
+            at = dict(self.walk(at, _rate, _STEP))
+        if CLIP not in space:
+            at = dict(self.walk(at, _against(CLIP, RATE), _STEP))
+        if local and LOCAL not in space:
+            at = dict(self.walk(at, _against(LOCAL, RATE), _STEP))
+        for key, values in {AVERAGE: AVERAGES, **space}.items():
+            at = dict(self.best(at, *({**at, key: value} for value in values)))
+        if RATE not in space:
+            at = dict(self.walk(at, _rate, _FINE))
+        return at
+
+
+def _rate(settings: Settings, factor: float) -> Settings:
+    return {**settings, RATE: scaled(settings[RATE], factor)}
+
+
+def _against(key: str, other: str) -> Callable[[Settings, float], Settings]:
+    def move(settings: Settings, factor: float) -> Settings:
+        return {
+            **settings,
+            key: scaled(settings[key], factor),
+            other: scaled(settings[other], 1 / factor),
+        }
+
+    return move
+
+
+def scaled(value: Value, factor: float = 1.0) -> float:
+    """Three significant digits, within what a config takes."""
+    return float(f"{min(max(float(value) * factor, 1e-9), 1e9):.3g}")
+
+
+def distinct_settings(ranking: Sequence[Settings], most: int) -> list[Settings]:
+    """The first of the ranking, and after it those that differ from all taken before by more than a fine step."""
+    taken: list[Settings] = []
+    for settings in ranking:
+        if len(taken) == most:
+            break
+        if all(_distance(settings, other) > _FINE * 1.01 for other in taken):
+            taken.append(settings)
+    return taken
+
+
+def _distance(one: Settings, other: Settings) -> float:
+    """Return the largest factor between two numbers of both; infinite where something else differs."""
+    found = 1.0
+    for key in one.keys() | other.keys():
+        a, b = one.get(key), other.get(key)
+        if a == b:
+            continue
+        if key in (RATE, CLIP, LOCAL) and isinstance(a, int | float) and isinstance(b, int | float):
+            found = max(found, a / b, b / a)
+        elif key != AVERAGE:
+            return math.inf
+        else:
+            found = max(found, 1 + 4 * abs(float(a or 0) - float(b or 0)))
+    return found

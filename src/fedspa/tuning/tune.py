@@ -50,8 +50,7 @@ from fedspa.runs.sections import ScoredBy, Tuning
 from fedspa.runs.setup import CLASS_TASKS, Job, Simulated, prepare, records_of, with_targets
 from fedspa.runs.trials import scoring_rounds
 from fedspa.server.evaluation import Evaluation
-from fedspa.tuning.proxy import ProxyRuns
-from fedspa.tuning.search import RATE, Search, Space, distinct_settings, scaled
+from fedspa.tuning.proxy import RATE, ProxyRuns, Search, Space, distinct_settings, scaled
 
 BEST = "best.toml"  # a config with the settings that won, in the folder of the run
 MOST_TRIALS = 4
@@ -321,7 +320,7 @@ def _judged(
     tuning["proxy"] = json.loads(kept.read_text("utf-8")) if kept.exists() else None
     summary = {**result.summary, "tuning": tuning}
     write_summary(result.folder, summary)
-    report.write([result.folder], result.folder / "report.html")
+    report.write(result.folder)
     return replace(result, summary=summary)
 
 

@@ -20,7 +20,7 @@ from fedspa.agent.ledger.ledger import Ledger, Loss, now
 from fedspa.agent.ledger.storage import GENESIS, Anchor, damaged, explained
 from fedspa.errors import LedgerError, PrivacyError
 from fedspa.mechanisms import event_of
-from fedspa.privacy.budget import FirstPlan, PrivacyBudget, participations_within, total, worst_case_total
+from fedspa.privacy.budget import FirstPlan, PrivacyBudget, Total, participations_within, total, worst_case_total
 from fedspa.privacy.event import Event, Neighbours, noise_modes
 
 _LONGEST_NAME = 40
@@ -108,12 +108,50 @@ def summary(
     many agents have it.
     """
     with Ledger.read(path) as ledger:
-        accounts, spent = _Accounts(ledger, delta, neighbours, cap), _spent_by(ledger, agent)
-        if agent is not None and not spent:
+        accounts = _accounts(ledger, agent)
+        if agent is not None and not accounts:
             known = [row[0] for row in ledger.query("SELECT DISTINCT agent FROM total ORDER BY agent LIMIT 20")]
             raise LedgerError(f"{path} has no entries of agent {agent!r}; it knows: {', '.join(known) or 'none'}")
-        costs = {name: accounts.cost(each).epsilon for name, each in spent.items()}
-        chosen = list(spent) if most is None else sorted(spent, key=lambda name: (-costs[name], name))[:most]
+
+        @cache
+        def priced(spent: frozenset[tuple[Event, int]], first: FirstPlan | None) -> tuple[Total, Total]:
+            events = dict(spent)
+            own = total(events, delta, neighbours, first)
+            return own, worst_case_total(events, delta, neighbours, first, own)
+
+        @cache
+        def left(account: _Account) -> tuple[float | None, int | None]:
+            """Return the cap's ε less what it counts, and how many more like the last event fit."""
+            if cap is None:
+                return None, None
+            events, (counted, _) = Counter(dict(account.spent)), priced(account.spent, account.first)
+            if any(event.members for event in events):
+                counted = cap.limits[0].total(events, account.first)
+            more = participations_within(account.last_event, cap, events, account.first)
+            return max(0.0, cap.epsilon - counted.epsilon), more
+
+        def summarise(name: str) -> AgentSummary:
+            account = accounts[name]
+            own, worst = priced(account.spent, account.first)
+            epsilon_left, participations_left = left(account)
+            return AgentSummary(
+                agent=name,
+                runs=runs_of(ledger, name),
+                spent=dict(account.spent),
+                last_event=account.last_event,
+                epsilon=own.epsilon,
+                epsilon_worst_case=worst.epsilon,
+                delta=delta,
+                neighbours=neighbours,
+                accountant=own.by,
+                noise=noise_modes(dict(account.spent)),
+                cap=cap,
+                epsilon_left=epsilon_left,
+                participations_left=participations_left,
+            )
+
+        costs = {name: priced(each.spent, each.first)[0].epsilon for name, each in accounts.items()}
+        chosen = list(accounts) if most is None else sorted(accounts, key=lambda name: (-costs[name], name))[:most]
         newest = ledger.position()
         return LedgerSummary(
             path=str(path),
@@ -122,12 +160,40 @@ def summary(
             head=newest.hash,
             losses=tuple(ledger.losses()),
             noise=ledger.noise(),
-            known_agents=len(spent),
+            known_agents=len(accounts),
             epsilon_least=min(costs.values(), default=0.0),
             epsilon_most=max(costs.values(), default=0.0),
-            agents=tuple(accounts.summarise(name, spent[name]) for name in chosen),
+            agents=tuple(map(summarise, chosen)),
             runs=runs_of(ledger, agent),
         )
+
+
+class _Account(NamedTuple):
+    """What an agent spent, its first plan, and the event of its newest entry."""
+
+    spent: frozenset[tuple[Event, int]]
+    first: FirstPlan | None
+    last_event: Event
+
+
+def _accounts(ledger: Ledger, agent: str | None) -> dict[str, _Account]:
+    """Return the accounts of all agents, or of one, by name."""
+    only, values = ("", ()) if agent is None else ("WHERE total.agent = ?", (agent,))
+    rows = ledger.query(
+        "SELECT total.agent, text, count, first, last, oldest.announced, newest.sequence FROM total "
+        "LEFT JOIN event ON event.id = total.event LEFT JOIN entry AS oldest ON oldest.sequence = first "
+        f"LEFT JOIN entry AS newest ON newest.sequence = last {only} ORDER BY total.agent",
+        *values,
+    )
+    parsed, found = cache(ledger.parse), {}
+    for name, group in groupby(rows, key=itemgetter(0)):
+        held = list(group)
+        if any(text is None or newest is None for _, text, *_, newest in held):
+            raise LedgerError(damaged(ledger.path, "events or entries are missing that its totals count"))
+        first, last = min(held, key=itemgetter(3)), max(held, key=itemgetter(4))
+        spent = frozenset((parsed(text), count) for _, text, count, *_ in held)
+        found[name] = _Account(spent, ledger.plan(parsed(first[1]), first[5]), parsed(last[1]))
+    return found
 
 
 def short(run: str) -> str:
@@ -144,89 +210,6 @@ def runs_of(ledger: Ledger, agent: str | None = None) -> tuple[RunSummary, ...]:
         *values,
     )
     return tuple(RunSummary(*row) for row in rows)
-
-
-class _Spent(NamedTuple):
-    """(number of the event, how often), by number; and likewise what was announced first, if anything was."""
-
-    counts: tuple[tuple[int, int], ...]
-    first: tuple[int, int] | None
-
-
-def _spent_by(ledger: Ledger, agent: str | None) -> dict[str, _Spent]:
-    """Return what each agent spent as the ledger counts it, by name."""
-    only, values = ("", ()) if agent is None else ("WHERE total.agent = ?", (agent,))
-    rows = ledger.query(
-        "SELECT total.agent, total.event, count, first, announced FROM total LEFT JOIN entry ON sequence = first "
-        f"{only} ORDER BY total.agent, total.event",
-        *values,
-    )
-    found = {}
-    for name, group in groupby(rows, key=itemgetter(0)):
-        held = list(group)
-        _, event, _, _, announced = min(held, key=itemgetter(3))
-        found[name] = _Spent(tuple(row[1:3] for row in held), None if announced is None else (event, announced))
-    return found
-
-
-class _Cost(NamedTuple):
-    events: Counter[Event]
-    first: FirstPlan | None
-    epsilon: float
-    worst_case: float
-    accountant: str
-    left: float | None
-
-
-class _Accounts:
-    """Computes ε of what agents spent: many spent the same, and each total takes milliseconds."""
-
-    def __init__(self, ledger: Ledger, delta: float, neighbours: Neighbours, cap: PrivacyBudget | None) -> None:
-        self._ledger, self._delta, self._neighbours, self._cap = ledger, delta, neighbours, cap
-        self._events = {number: ledger.parse(text) for number, text in ledger.query("SELECT id, text FROM event")}
-        self.cost, self._left = cache(self._priced), cache(self._participations_left)
-
-    def _event(self, number: int) -> Event:
-        if number not in self._events:
-            raise LedgerError(damaged(self._ledger.path, f"a total counts event {number}, which is missing"))
-        return self._events[number]
-
-    def _priced(self, spent: _Spent) -> _Cost:
-        events = Counter({self._event(number): count for number, count in spent.counts})
-        first = None if spent.first is None else self._ledger.plan(self._event(spent.first[0]), spent.first[1])
-        own = total(events, self._delta, self._neighbours, first)
-        worst = worst_case_total(events, self._delta, self._neighbours, first, own)
-        left = None
-        if self._cap is not None:  # of the cap's ε, as the cap counts
-            aggregated = any(event.members for event in events)
-            counted = self._cap.limits[0].total(events, first) if aggregated else own
-            left = max(0.0, self._cap.epsilon - counted.epsilon)
-        return _Cost(events, first, own.epsilon, worst.epsilon, own.by, left)
-
-    def _participations_left(self, spent: _Spent, event: Event) -> int | None:
-        cost = self.cost(spent)
-        return None if self._cap is None else participations_within(event, self._cap, cost.events, cost.first)
-
-    def summarise(self, agent: str, spent: _Spent) -> AgentSummary:
-        newest = "SELECT event FROM entry WHERE sequence = (SELECT max(last) FROM total WHERE agent = ?)"
-        if not (rows := self._ledger.query(newest, agent)):
-            raise LedgerError(damaged(self._ledger.path, "entries are missing that its totals count"))
-        last_event, cost = self._event(rows[0][0]), self.cost(spent)
-        return AgentSummary(
-            agent=agent,
-            runs=runs_of(self._ledger, agent),
-            spent=cost.events,
-            last_event=last_event,
-            epsilon=cost.epsilon,
-            epsilon_worst_case=cost.worst_case,
-            delta=self._delta,
-            neighbours=self._neighbours,
-            accountant=cost.accountant,
-            noise=noise_modes(cost.events),
-            cap=self._cap,
-            epsilon_left=cost.left,
-            participations_left=self._left(spent, last_event),
-        )
 
 
 def export(path: str | Path) -> dict[str, Any]:
