@@ -4,7 +4,8 @@
 
 FedAvg and a private job (Fed-SPA's mechanism at p = .05 in every local step, which peers do with Opacus): MNIST's CNN,
 100 agents of 600 records, 10 per round, 60 local steps of 10 records. After each round everyone evaluates on 100
-records: training is what is timed (`--tested 10000` for all of MNIST's).
+records: training is what is timed (`--tested 10000` for all of MNIST's). `--agents 1000 --records 60 --per-round 100
+--steps 6` is the same data in ten times as many hands. Memory is what the whole machine had less of at its peak.
 Every contender gets a process or thread per core and one torch thread in each. A job's wall time is start-up plus
 rounds: the seconds of a round are the median over all rounds, start-up is the rest (imports, records, Ray, the end).
 Contenders take turns, whole job by whole job. Beside other work the ratios mean little: Linux may share cores out by
@@ -28,6 +29,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -60,6 +62,8 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=2)
     parser.add_argument("--steps", type=int, default=60, help="local steps")
     parser.add_argument("--agents", type=int, default=100)
+    parser.add_argument("--records", type=int, default=600, help="of an agent")
+    parser.add_argument("--per-round", type=int, default=10)
     parser.add_argument("--tested", type=int, default=100, help="records that each round is evaluated on")
     parser.add_argument("--cores", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--only", default=",".join(PEERS))
@@ -72,17 +76,20 @@ def main() -> None:
         name: Job(
             private=name == "private",
             agents=arguments.agents,
+            per_round=arguments.per_round,
+            records=arguments.records,
             rounds=arguments.rounds,
             steps=arguments.steps,
             processes=arguments.cores,
         )
         for name in arguments.jobs.split(",")
     }
-    settings = {name: getattr(arguments, name) for name in ("rounds", "repeats", "steps", "agents", "tested", "cores")}
+    numbers = ("rounds", "repeats", "steps", "agents", "records", "per_round", "tested", "cores")
+    settings = {name: getattr(arguments, name) for name in numbers}
     settings |= {"data": "random" if arguments.data is None else "mnist", "only": arguments.only}
     versions = peer_versions(arguments.python)
     with tempfile.TemporaryDirectory() as folder:
-        make_records(Path(folder), arguments.data, arguments.agents, arguments.tested)
+        make_records(Path(folder), arguments.data, arguments.agents * arguments.records, arguments.tested)
         document = in_parts(
             "jobs",
             jobs,
@@ -100,8 +107,7 @@ def main() -> None:
         show(name, result)
 
 
-def make_records(folder: Path, data: Path | None, agents: int, tested: int) -> None:
-    records = 600 * agents
+def make_records(folder: Path, data: Path | None, records: int, tested: int) -> None:
     if data is not None:
         mnist = load("mnist", data)
         train, test = (mnist.train_x[:records], mnist.train_y[:records]), (mnist.test_x[:tested], mnist.test_y[:tested])
@@ -147,14 +153,43 @@ def one_job(name: str, folder: Path, python: str) -> dict[str, Any]:
         "RAY_DEDUP_LOGS": "0",
     }
     command = [sys.executable if name == OURS else python, str(HERE / PEERS[name][0]), str(folder)]
-    start = time.perf_counter()
-    done = ran(command, env=environment, timeout=LONGEST_S)
-    seconds = time.perf_counter() - start
+    with Memory() as memory:
+        start = time.perf_counter()
+        done = ran(command, env=environment, timeout=LONGEST_S)
+        seconds = time.perf_counter() - start
     if done.returncode != 0:
         raise SystemExit(f"{name} failed with exit code {done.returncode}:\n{done.stderr[-3000:]}")
     # Processes of a peer's own may have written into its line, before and behind it.
     said: dict[str, Any] = json.JSONDecoder().raw_decode(done.stdout, done.stdout.index('{"round_s"'))[0]
-    return {"wall_s": seconds, **said}
+    return {"wall_s": seconds, "peak_gib": memory.peak_gib, **said}
+
+
+class Memory:
+    """The most that the machine's available memory fell by: a peer's processes are many, and share pages."""
+
+    def __enter__(self) -> Memory:
+        self._before = self._least = _available_gib()
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+        self._thread.start()
+        return self
+
+    def _watch(self) -> None:
+        while not self._over.wait(0.05):
+            self._least = min(self._least, _available_gib())
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self._thread.join()
+
+    @property
+    def peak_gib(self) -> float:
+        return self._before - self._least
+
+
+def _available_gib() -> float:
+    lines = Path("/proc/meminfo").read_text("utf-8").splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("MemAvailable")) / 2**20
 
 
 def summary(runs: list[dict[str, Any]], rounds: int) -> dict[str, float]:
@@ -168,6 +203,7 @@ def summary(runs: list[dict[str, Any]], rounds: int) -> dict[str, float]:
         "highest_round_s": max(each),
         "wall_s": wall,
         "start_s": wall - rounds * middle,
+        "peak_gib": max(run["peak_gib"] for run in runs),
         "accuracy": statistics.fmean(run["accuracy"] for run in runs),
     }
 
@@ -194,7 +230,9 @@ def peer_versions(python: str) -> dict[str, str]:
 
 
 def show(name: str, result: dict[str, Any]) -> None:
-    print(f"\n{name:16}{'s a round':>10}{'lowest':>10}{'highest':>10}{'job s':>10}{'start s':>10}{'accuracy':>10}")
+    print(
+        f"\n{name:16}{'s a round':>10}{'lowest':>10}{'highest':>10}{'job s':>10}{'start s':>10}{'peak GiB':>10}{'accuracy':>10}"
+    )
     for contender, row in result["contenders"].items():
         print(f"{PEERS[contender][2]:16}" + "".join(f"{value:10.3f}" for value in row.values()))
     for contender, why in result["skipped"].items():

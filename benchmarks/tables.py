@@ -223,25 +223,26 @@ def scale() -> str:
     return origin(result["provenance"]) + markdown(head, rows)
 
 
-def peers() -> str:
-    result = kept("peers")
+def peers(name: str) -> str:
+    result = kept(name)
     rows = []
     for title, job in result["jobs"].items():
-        for name, row in job["contenders"].items():
-            own = job["contenders"]["ours"]
+        own = job["contenders"]["ours"]
+        for contender, row in job["contenders"].items():
             rows.append(
                 [
                     title,
-                    PEERS[name],
+                    PEERS[contender],
                     f"{figure(row['round_s'])} ({figure(row['lowest_round_s'])} … {figure(row['highest_round_s'])})",
                     figure(row["round_s"] / own["round_s"]),
                     figure(row["start_s"]),
                     figure(row["wall_s"]),
                     figure(row["wall_s"] / own["wall_s"]),
+                    figure(row["peak_gib"]) if "peak_gib" in row else "–",
                 ]
             )
-        rows += [[title, f"{PEERS[name]}: {why}", *["–"] * 5] for name, why in job["skipped"].items()]
-    head = ["job", "", "s per round", "× ours", "start-up, s", "whole job, s", "× ours"]
+        rows += [[title, f"{PEERS[contender]}: {why}", *["–"] * 6] for contender, why in job["skipped"].items()]
+    head = ["job", "", "s per round", "× ours", "start-up, s", "whole job, s", "× ours", "peak GiB"]
     return origin(result["provenance"]) + markdown(head, rows)
 
 
@@ -562,7 +563,7 @@ TABLES: dict[str, tuple[str, Callable[[], str]]] = {
     "zoo-differences": ("docs/models.md", zoo_differences),
     "zoo-reasons": ("docs/models.md", zoo_reasons),
     "scale": ("benchmarks/speed.md", scale),
-    "peers": ("docs/engines.md", peers),
+    "peers": ("docs/engines.md", lambda: peers("peers")),
     "defaults": ("docs/tuning.md", lambda: defaults("defaults", "default", "sums")),
     "defaults-tuned": ("docs/tuning.md", lambda: defaults("defaults-tuned", "default", "tuned")),
     "statistics-adult": ("docs/statistics.md", statistics_of_adult),
