@@ -230,9 +230,8 @@ def peer_versions(python: str) -> dict[str, str]:
 
 
 def show(name: str, result: dict[str, Any]) -> None:
-    print(
-        f"\n{name:16}{'s a round':>10}{'lowest':>10}{'highest':>10}{'job s':>10}{'start s':>10}{'peak GiB':>10}{'accuracy':>10}"
-    )
+    heads = ("s a round", "lowest", "highest", "job s", "start s", "peak GiB", "accuracy")
+    print(f"\n{name:16}" + "".join(f"{head:>10}" for head in heads))
     for contender, row in result["contenders"].items():
         print(f"{PEERS[contender][2]:16}" + "".join(f"{value:10.3f}" for value in row.values()))
     for contender, why in result["skipped"].items():
