@@ -197,7 +197,7 @@ class TestDivergence:
     def test_a_simulation_does_not_take_it_for_an_update(self) -> None:
         """A deployed agent's encoding would make 0 of NaN, which no server could tell from an honest 0."""
         with pytest.raises(PayloadError) as caught:
-            finite(Update(0, 2, bytes(16), np.array([1.0, np.nan], dtype=np.float32), 0.0))
+            finite(Update(0, 2, bytes(16), np.array([1.0, np.nan], dtype=np.float32)))
         assert caught.value.code == "not-finite"
 
 
