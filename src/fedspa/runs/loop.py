@@ -445,6 +445,9 @@ def _shown(value: object) -> str:
     return "unset" if value is None else repr(value)
 
 
+# What a round and a run come to: a line of metrics.jsonl, and one flat object for `--json`, summary.json and the
+# screen.
+
 TOGETHER = (
     "the engine of this run takes records together, so that the rounding of one may depend on another; a server that "
     "chooses its model to enlarge that could pass the clip, and a deployment takes none together so (docs/engines.md)"

@@ -173,6 +173,11 @@ def _proxy_config(config: Config, plan: Plan, records: int) -> Config:
         raise ConfigError(f"this run has no proxy ({error}); try settings in its own rounds, by --no-proxy") from None
 
 
+# A search of settings by their scores in proxy runs, along what is known of them: one at a time, in factors of 3.
+#
+# The rate is walked first. The clip then moves with the rate against it, because their product is what moves a clipped
+# model; so does the agents' own step size. A candidate is only ever run once.
+
 Value = bool | int | float | str
 Space = Mapping[str, Sequence[Value]]
 RATE, CLIP, LOCAL, AVERAGE = "algorithm.server_lr", "privacy.clip_value", "algorithm.local_lr", "algorithm.ema"
