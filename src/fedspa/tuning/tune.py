@@ -12,7 +12,6 @@ import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -144,10 +143,19 @@ def tune(
     # Everything that the run itself would refuse at its start is refused before the proxy runs.
     check_out(settings)
     check_budget(job)
-    check_stop = partial(_check_stop, stop)
-    free = _Free(proxy, space or {}, on_proxy, check_stop)
+
+    def check_stop() -> None:
+        """Raise if the user stops the search: before the next round of a proxy run, and before a paid round."""
+        if stop is not None and stop():
+            raise Stopping("stopped before the first round, and nothing was spent; call it again to start over")
+
     within = int(share * job.config.federation.rounds)
-    tuning, proxies = _plan_trials(job, records, within, scoring, free)
+    runs = None
+    if proxy:  # one score for all of them, and for the run: a part of the records may look more balanced than the whole
+        assert job.plan is not None
+        pinned = job.config.model_copy(update={"task": job.task})
+        runs = ProxyRuns(pinned, job.plan, records, given, check_stop)
+    tuning, proxies = _plan_trials(job, within, scoring, space or {}, runs, on_proxy)
     _warn_of_a_constant(job, proxies)
     found = settings.model_copy(update={"tuning": tuning})
     check_stop()
@@ -169,22 +177,6 @@ def _with_budget(config: Config | Mapping[str, Any] | Path | str | None, epsilon
     return configs.load(source, ["privacy.noise_multiplier=none", f"privacy.epsilon={float(epsilon)!r}"])
 
 
-@dataclass(frozen=True)
-class _Free:
-    """What settings come from before anything is paid."""
-
-    proxy: bool
-    space: Space
-    on_proxy: Callable[[ProxyRun], None] | None
-    check_stop: Callable[[], None]  # raises if the search is to stop
-
-
-def _check_stop(stop: Callable[[], bool] | None) -> None:
-    """Raise if the user stops the search: before the next round of a proxy run, and before a round that is paid for."""
-    if stop is not None and stop():
-        raise Stopping("stopped before the first round, and nothing was spent; call it again to start over")
-
-
 def _scoring_rounds(job: Job, proxy: bool) -> int:
     """Return the rounds of each rung in which agents score. Raise for what a run with trials refuses, before hours of
     proxy runs."""
@@ -202,7 +194,12 @@ def _scoring_rounds(job: Job, proxy: bool) -> int:
 
 
 def _plan_trials(
-    job: Simulated, records: Dataset, within: int, scoring: int, free: _Free
+    job: Simulated,
+    within: int,
+    scoring: int,
+    space: Space,
+    runs: ProxyRuns | None,
+    on_proxy: Callable[[ProxyRun], None] | None,
 ) -> tuple[Tuning, list[ProxyRun]]:
     """Return the settings to try, the best first, with their expected gains; and all proxy runs. Trials may take the
     rounds `within`, of which `scoring` after each rung are for the agents to score in."""
@@ -214,24 +211,21 @@ def _plan_trials(
     start = first_settings(plan, rounds, config.federation.per_round, algorithm.local_lr, classes=classes)
     if algorithm.local_steps > 1:
         start = {**start, "algorithm.local_lr": algorithm.local_lr}
-    if not free.proxy:
-        declared: list[Settings] = [{**start, key: value} for key, values in free.space.items() for value in values]
+    if runs is None:
+        declared: list[Settings] = [{**start, key: value} for key, values in space.items() for value in values]
         rates: list[Settings] = [{**start, RATE: scaled(start[RATE], factor)} for factor in _WITHOUT_PROXY]
         return _tuning((declared or rates)[:most], within, by), []
-    # One score for all of them, and for the run: a part of the records may look more balanced than the whole.
-    pinned = config.model_copy(update={"task": job.task})
-    runs = ProxyRuns(pinned, plan, records, job.given, free.check_stop)
     proxies: list[ProxyRun] = []
 
     def score(settings: Settings) -> list[float]:
         curves = runs.curves(settings)
         proxies.append(ProxyRun(settings, curves.last, curves.spread))
-        if free.on_proxy is not None:
-            free.on_proxy(proxies[-1])
+        if on_proxy is not None:
+            on_proxy(proxies[-1])
         return curves.values
 
     search = Search(score)
-    winner = search.run(start, free.space, local=algorithm.local_steps > 1)
+    winner = search.run(start, space, local=algorithm.local_steps > 1)
     winner = search.best(winner, {})  # the config's own settings are a candidate, too
     if not search.of(winner):
         raise ConfigError("every model diverged in proxy runs; check the scale of records and targets")
