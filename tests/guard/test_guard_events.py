@@ -76,7 +76,10 @@ def test_what_releases_nothing(event: Any) -> None:
         (dp_event.LaplaceDpEvent(1.0), "LaplaceDpEvent cannot be spent: no proven accountant"),
         (dp_event.DiscreteLaplaceDpEvent(1.0, 1), "DiscreteLaplaceDpEvent"),
         (dp_event.RandomizedResponseDpEvent(0.5, 2), "RandomizedResponseDpEvent"),
-        (dp_event.SampledWithReplacementDpEvent(600, 10, GAUSSIAN), "SampledWithReplacementDpEvent cannot be spent"),
+        (
+            dp_event.SampledWithReplacementDpEvent(600, 10, GAUSSIAN),
+            "SampledWithReplacementDpEvent of GaussianDpEvent cannot",
+        ),
         (dp_event.SingleEpochTreeAggregationDpEvent(1.0, 4), "SingleEpochTreeAggregationDpEvent cannot be spent"),
         (dp_event.RepeatAndSelectDpEvent(GAUSSIAN, 2.0, 1.0), "RepeatAndSelectDpEvent of GaussianDpEvent cannot"),
         (dp_event.MixtureOfGaussiansDpEvent(1.0, [1.0], [1.0]), "MixtureOfGaussiansDpEvent cannot be spent"),
