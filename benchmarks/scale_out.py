@@ -35,7 +35,7 @@ from fedspa.data.adapters import from_arrays
 from fedspa.engine.local import Engine, LocalResult, LocalTask
 from fedspa.runs.config import load
 from fedspa.runs.ray_workers import start_workers
-from fedspa.runs.setup import Simulated, prepare
+from fedspa.runs.setup import Given, Simulated, prepare
 from fedspa.server.coordinator import Coordinator
 from provenance import in_parts, stamp
 
@@ -91,8 +91,9 @@ def prepared(case: str, agents: int, steps: int = 20) -> Simulated:
         }
     )
     if case == "text":
-        return prepare(config, data, Transformer())
-    job = prepare(config, data, nn.Sequential(nn.Embedding(WORDS, 4), nn.Flatten(), nn.Linear(4 * LENGTH, CLASSES)))
+        return prepare(config, data, Given(Transformer()))
+    linear = nn.Sequential(nn.Embedding(WORDS, 4), nn.Flatten(), nn.Linear(4 * LENGTH, CLASSES))
+    job = prepare(config, data, Given(linear))
     asleep = partial(Asleep, SECONDS_ASLEEP / (RECORDS * steps))
     return replace(job, engine=asleep(), make_engine=asleep)
 

@@ -29,7 +29,7 @@ from fedspa.runs.local import LocalTransport
 from fedspa.runs.loop import Observer, RunState, Start, server_of, train
 from fedspa.runs.run_ledger import RunLedger, with_ledger
 from fedspa.runs.rundir import RoundMetrics, check_given, check_is_run, shown_score
-from fedspa.runs.setup import Simulated, prepare, records_of
+from fedspa.runs.setup import Given, Simulated, prepare, records_of
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -115,11 +115,11 @@ def run(
         records = records_of(config, data, module)
         with ThreadPoolExecutor(1) as beside:
             digests = beside.submit(digests_of, records)
-            job = prepare(config, records, module, task, metrics)
+            job = prepare(config, records, Given(module, task, metrics))
         if config.private and config.privacy.noise == "seeded":
             warn(SEEDED_NOISE, SeededNoiseWarning)
         folder = None if resume is None else Path(resume)
-        server = server_of(job, records, {len(held) for held in job.holdings}, module, task, metrics)
+        server = server_of(job, records, {len(held) for held in job.holdings})
         start = Start(job, server, facts(job, digests.result()), started, folder)
         start.check()
 

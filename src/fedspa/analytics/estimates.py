@@ -300,6 +300,8 @@ def _consistent(parts: Numbers, whole: float) -> Numbers:
     return consistent
 
 
+# What noisy totals say of a model: accuracy, AUC, calibration, log loss and errors, each with its 95 % interval.
+
 MOST_LOG_ODDS = 6.0  # scores below 0.25 % or above 99.75 % are in the first and the last part
 LEAST_OF_CLASS = 2  # standard deviations that the records of each class must have, for an AUC
 CONFUSION, SCORES, LOSS, ERROR = "confusion", "scores", "loss", "error"  # blocks of the layout
@@ -378,6 +380,9 @@ def _auc(negative: Numbers, positive: Numbers, noise: float) -> Estimate:
     deviation = noise * math.sqrt(first + second) / pairs
     value, low, high = (float(min(max(value + by * deviation, 0.0), 1.0)) for by in (0, -NORMAL, NORMAL))
     return Estimate("", "", "", "auc", value, low, high)
+
+
+# What a run of private statistics or of a private evaluation released, read from its folder.
 
 
 @dataclass(frozen=True)

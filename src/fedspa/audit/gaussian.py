@@ -74,7 +74,7 @@ from fedspa.runs.config import Config, load
 from fedspa.runs.local import LocalTransport
 from fedspa.runs.loop import run_round
 from fedspa.runs.run_ledger import RunLedger
-from fedspa.runs.setup import Simulated, prepare
+from fedspa.runs.setup import Given, Simulated, prepare
 from fedspa.server.coordinator import Coordinator, Diverged
 from fedspa.wire.payload import Update
 
@@ -367,7 +367,7 @@ def _federation(
     data = Dataset(x, labels, x[:2], torch.tensor([0, 1]), 2, "canaries")
     model = certain_model(x.shape[1])
     with tempfile.TemporaryDirectory(prefix="fedspa-audit-") as folder:
-        job = prepare(_config(setting, target, len(x) // RECORDS, compression, batch), data, model.module)
+        job = prepare(_config(setting, target, len(x) // RECORDS, compression, batch), data, Given(model.module))
         sent: list[tuple[int, Update]] = []
 
         def recording(theta: Tensor, terms: Terms, agents: Sequence[Agent], engine: Engine) -> Iterator[Update]:

@@ -201,6 +201,12 @@ def _pairs(model: TwoClass, signs: Tensor, generator: torch.Generator) -> Iterat
     yield (random[1], 1), (random[2], 0)
 
 
+# The audit of a release of statistics or of a model's scores: what one record, or person, adds to its totals.
+#
+# The noise is that of a training, and the questions about it are the same. What is asked here is whether the totals
+# move by the bound at most, before anything is clipped, where one record or person is left out: with values far beyond
+# the public ranges, and with more records of a person than may count.
+
 _EXTREMES = (-1e30, -1.0, 0.0, 1.0, 1e30)
 _TRIED = 24  # records, or persons with twice as many records as may count
 _ROUNDING = 1e-4

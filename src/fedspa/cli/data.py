@@ -76,6 +76,9 @@ def _holdout(schema: Path) -> float:
         raise ConfigError(describe_invalid(error, Data, "data.")) from None
 
 
+# `fedspa stats`: private statistics of the agents' tables, their expected errors, and a schema that uses them.
+
+
 def stats(
     source: Annotated[
         str,

@@ -82,6 +82,9 @@ def _plain(row: Comparison) -> dict[str, Any]:
     return {name: value if value != math.inf else None for name, value in asdict(row).items()}
 
 
+# `fedspa suggest`: a first setting by arithmetic, before any data is touched.
+
+
 def suggest(
     config: Annotated[
         str | None,

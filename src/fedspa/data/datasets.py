@@ -216,6 +216,10 @@ def _users(name: str, code: str | None) -> Dataset:
     )
 
 
+# Readers of MNIST's idx files, CIFAR-10's python batches and a user's .npz.
+#
+# Nothing in a file is executed: a pickle may name numpy's arrays and nothing else, and an .npz holds no pickle.
+
 NPZ_ARRAYS = ("x_train", "y_train", "x_test", "y_test")
 _UNSIGNED_BYTE = 0x08
 _PIXELS = 3 * 32 * 32

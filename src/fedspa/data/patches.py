@@ -236,6 +236,13 @@ def unit(flat: Tensor) -> Tensor:
     return flat / length.clamp_min(1e-6)
 
 
+# Pictures of nothing: dead leaves (Lee, Mumford and Huang 2001), made by a fixed random process.
+#
+# Shapes of all sizes, each of one colour with a little shade and grain, lie on top of one another. Their edges, and how
+# features of them vary together, are much like those of photographs. They are nobody's records, so whatever is measured
+# on them costs no privacy. Drawn in float64 and rounded to the 256 values of a pixel: the same pictures on every
+# machine.
+
 Array = NDArray[np.float64]
 Floats = NDArray[np.floating[Any]]
 

@@ -190,24 +190,17 @@ class RequestLog:
         return os_errors_as(FedspaError, f"{self._path} cannot be {done}", "fix that, then resume")
 
 
-class Members:
-    """Names and public keys of all agents, by their numbers. The server holds no secret of them."""
+class Members(dict[str, bytes]):
+    """Names and public keys of all agents, in the order of their numbers. The server holds no secret of them."""
 
     def __init__(self, keys: Mapping[str, bytes]) -> None:
-        self._keys = dict(keys)
-        self.names = tuple(self._keys)
+        super().__init__(keys)
+        self.names = tuple(keys)
 
     @property
     def digest(self) -> str:
         """Return a digest of the names in their order, which gives the numbers. Keys may change during a run."""
         return hashlib.sha256("\n".join(self.names).encode()).hexdigest()[:32]
-
-    def number(self, name: str) -> int | None:
-        return self.names.index(name) if name in self._keys else None
-
-    def key(self, number: int) -> bytes:
-        """Return the public key of an agent."""
-        return self._keys[self.names[number]]
 
 
 def members_of(job: Job, settings: FlowerSettings) -> Members | None:
@@ -283,8 +276,7 @@ class Introductions:
             return None, "malformed"
         name, code = record.get("name"), record.get("refusal")
         if isinstance(name, str):
-            number = self._members.number(name)
-            return number, None if number is not None else "stranger"
+            return (self._members.names.index(name), None) if name in self._members else (None, "stranger")
         return None, code if isinstance(code, str) and code in CODES else "malformed"
 
 

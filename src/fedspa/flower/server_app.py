@@ -17,7 +17,6 @@ from flwr.serverapp import Grid, ServerApp
 from flwr.supercore import log
 
 from fedspa import report
-from fedspa.data.dataset import Dataset
 from fedspa.errors import ConfigError
 from fedspa.flower.nodes import PollingGrid
 from fedspa.flower.settings import FlowerSettings, check_deployable, read_config
@@ -68,23 +67,13 @@ def serve(grid: PollingGrid, config: Config, settings: FlowerSettings) -> dict[s
 
 
 def _prepared(config: Config, settings: FlowerSettings) -> tuple[Job, Coordinator]:
-    """Return what is to be run, and the server of it."""
-    if settings.records is not None:
-        records = own_records(config)
-        job = deployed(config, records, settings.records)
-        return job, server_of(job, records, {settings.records})
-    records = records_of(config)
-    job = prepare(config, records)
-    return job, server_of(job, records, {len(held) for held in job.holdings})
-
-
-def deployed(config: Config, own: Dataset, records: int) -> Job:
-    """Return the job of a server with its own records, whose agents hold at least `records` records each; persons,
-    where the config names data.person: the ids are the agents' own."""
+    """Return what is to be run, and the server of it. The agents of a deployment hold `flower.records` each at least;
+    persons, where the config names data.person: the ids are the agents' own, and the server's records have none."""
+    if settings.records is None:
+        records = records_of(config)
+        job = prepare(config, records)
+        return job, server_of(job, records, {len(held) for held in job.holdings})
     check_deployable(config)
-    return prepare_server(config, own, {records})
-
-
-def own_records(config: Config) -> Dataset:
-    """Return the server's records, without the persons whose they are."""
-    return records_of(config.model_copy(update={"data": config.data.model_copy(update={"person": None})}))
+    records = records_of(config.model_copy(update={"data": config.data.model_copy(update={"person": None})}))
+    deployed = prepare_server(config, records, {settings.records})
+    return deployed, server_of(deployed, records, {settings.records})

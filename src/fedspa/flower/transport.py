@@ -168,7 +168,7 @@ class FlowerTransport:
         return self._members.names[number]
 
     def public_key(self, number: int) -> bytes:
-        return self._members.key(number) if self._members is not None else b""
+        return b"" if self._members is None else self._members[self.name(number)]
 
     def collect(self, request: Request, mask_seeds: Mapping[int, bytes]) -> Iterator[tuple[int, bytes]]:
         """Send each agent its terms and θ, and wait for the replies. The spend of everyone who is asked is written down

@@ -15,13 +15,11 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Protocol
 
-from torch import nn
-
 from fedspa.agent.participate import Request
 from fedspa.data.columns import Schema
 from fedspa.data.dataset import Dataset
 from fedspa.errors import ConfigError, PayloadError, one_line, quoted
-from fedspa.learning.tasks import Baseline, Loss, Metric, Task
+from fedspa.learning.tasks import Baseline, Task
 from fedspa.learning.tasks.totals import Totals
 from fedspa.mechanisms import event_of
 from fedspa.runs.checkpoint import (
@@ -106,20 +104,13 @@ class Transport(Protocol):
         """Add to the summary what only this transport knows."""
 
 
-def server_of(
-    job: Job,
-    records: Dataset,
-    sizes: set[int],
-    module: nn.Module | None = None,
-    task: Loss | None = None,
-    metrics: Mapping[str, Metric] | None = None,
-) -> Coordinator:
+def server_of(job: Job, records: Dataset, sizes: set[int]) -> Coordinator:
     """Return the server of a run whose agents hold so many records each."""
     tuning = job.config.tuning
     if isinstance(job.server.model.task, Totals):
         return TotalsServer(job.server)
     if tuning.candidates is not None:
-        return trials_of(job, records, sizes, module, task, metrics)
+        return trials_of(job, records, sizes)
     if tuning.scored_by is not None:  # `fedspa tune`, which chooses the candidates, reads it without any
         raise ConfigError("tuning.scored_by is for tuning.candidates, and there are none: name some")
     return Coordinator(job.server)
@@ -443,6 +434,9 @@ def check_same_noise(checkpoint: Checkpoint, job: Job) -> None:
 def _shown(value: object) -> str:
     return "unset" if value is None else repr(value)
 
+
+# What a round and a run come to: a line of metrics.jsonl, and one flat object for `--json`, summary.json and the
+# screen.
 
 TOGETHER = (
     "the engine of this run takes records together, so that the rounding of one may depend on another; a server that "

@@ -274,9 +274,21 @@ def _split_for_scores(trained: Split, module: nn.Module, record: Examples, task:
 
 
 @dataclass(frozen=True)
+class Given:
+    """What the caller gave in Python, in place of what the config names."""
+
+    module: nn.Module | None = None
+    task: Loss | None = None
+    metrics: Mapping[str, Metric] | None = None
+
+
+NOTHING = Given()
+
+
+@dataclass(frozen=True)
 class Job:
     """A run whose server could start now. Its agents take part `cap` times at most, and hold records of their own.
-    `schema` is that of a table, where the records are one; `agents` are their names."""
+    `schema` is that of a table, where the records are one; `agents` are their names; `given` came from Python."""
 
     config: Config
     server: ServerJob
@@ -285,6 +297,7 @@ class Job:
     training: Training
     schema: Schema | None
     agents: Sequence[str]
+    given: Given
 
     @property
     def plan(self) -> Plan | None:
@@ -359,14 +372,8 @@ class Simulated(Job):
         }
 
 
-def prepare(
-    config: Config,
-    data: Dataset | None = None,
-    module: nn.Module | None = None,
-    task: Loss | None = None,
-    metrics: Mapping[str, Metric] | None = None,
-) -> Simulated:
-    """Load, partition, build and calibrate. `data`, `module` and `task` stand in for what the config names."""
+def prepare(config: Config, data: Dataset | None = None, given: Given = NOTHING) -> Simulated:
+    """Load, partition, build and calibrate. `data` and what is `given` stand in for what the config names."""
     data = data if data is not None else records_of(config)
     if data.persons is not None and config.data.person is None:  # every file of the run is to say who is protected
         config = config.model_copy(update={"data": config.data.model_copy(update={"person": f"{GIVEN}persons"})})
@@ -375,7 +382,7 @@ def prepare(
     sizes = {len(held) for held in holdings}
     if config.task.name == Totals.name:
         sizes = {_bound(config, data, max(sizes))}
-    job = prepare_server(config, data, sizes, module, task, metrics)
+    job = prepare_server(config, data, sizes, given)
     config = job.config
     data = with_targets(data, job.server.model.task)
     require_known(job.server.model, data.train_x, data.train_y, f"data {data.name!r}: train")
@@ -402,22 +409,15 @@ def prepare(
     )
 
 
-def prepare_server(
-    config: Config,
-    data: Dataset,
-    sizes: set[int],
-    module: nn.Module | None = None,
-    task: Loss | None = None,
-    metrics: Mapping[str, Metric] | None = None,
-) -> Job:
+def prepare_server(config: Config, data: Dataset, sizes: set[int], given: Given = NOTHING) -> Job:
     """The server's part, for agents that hold so many records, or persons, each. Of `data` it gets the held-out
     records, which stay records even if persons are protected."""
-    learned = task_of(config, data, task)
+    learned, module = task_of(config, data, given.task), given.module
     if isinstance(learned, Totals):  # of all records, at rate 1
         batch = {"batch": min(sizes)}
         config = config.model_copy(update={"algorithm": config.algorithm.model_copy(update=batch)})
     prepared = with_targets(data, learned)
-    learned, judges = judged_by(config.task.metric, learned, prepared.test_y, metrics or {}, config.run.code)
+    learned, judges = judged_by(config.task.metric, learned, prepared.test_y, given.metrics or {}, config.run.code)
     like, test = prepared.example_spec, Examples(prepared.test_x, prepared.test_y)
     what = "the module" if module is not None else f"model.name = {config.model.name!r}"
     if module is None:
@@ -494,7 +494,7 @@ def prepare_server(
         scored=training.scored,
         engine_scores=training.engine_scores,
     )
-    return Job(config, server, cap_of(config), data.name, training, data.schema, names_of(config, data))
+    return Job(config, server, cap_of(config), data.name, training, data.schema, names_of(config, data), given)
 
 
 def task_of(config: Config, data: Dataset, task: Loss | None = None) -> Task:

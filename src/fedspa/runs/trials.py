@@ -13,18 +13,16 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
 import torch
-from torch import nn
 
 from fedspa.algorithms import Terms
 from fedspa.algorithms.base import deviation, score_terms, share
 from fedspa.data.dataset import Dataset
 from fedspa.errors import ConfigError
-from fedspa.learning.tasks import Loss, Metric
 from fedspa.learning.validate import try_scores
 from fedspa.runs.halving import Halving, Settings, Turn, settled
 from fedspa.runs.rundir import RoundMetrics
@@ -200,14 +198,7 @@ class Trials(Coordinator):
         return deviation(self.job.plan, models, agents) if agents else None
 
 
-def trials_of(
-    job: Job,
-    records: Dataset,
-    sizes: set[int],
-    module: nn.Module | None,
-    task: Loss | None,
-    metrics: Mapping[str, Metric] | None,
-) -> Trials:
+def trials_of(job: Job, records: Dataset, sizes: set[int]) -> Trials:
     """Return the server of a run with the trials that its config asks for; its agents hold so many records each."""
     tuning = job.config.tuning
     assert tuning.candidates is not None
@@ -215,7 +206,7 @@ def trials_of(
     _check_trials(job, halving)
     jobs = []
     for settings in tuning.candidates:
-        server = prepare_server(settled(job.config, settings), records, sizes, module, task, metrics).server
+        server = prepare_server(settled(job.config, settings), records, sizes, job.given).server
         _check_same_plan(job, server, settings)
         jobs.append(replace(server, model=job.server.model, engine=job.server.engine))
     return Trials(jobs, tuning.candidates, halving)

@@ -15,20 +15,18 @@ from statistics import fmean, pstdev, stdev
 
 import numpy as np
 import torch
-from torch import nn
 
 from fedspa.data.dataset import Dataset
 from fedspa.errors import ConfigError
 from fedspa.examples import count, taken
 from fedspa.learning.forward import torch_threads
-from fedspa.learning.tasks import Loss, Metric
 from fedspa.mechanisms import Plan
 from fedspa.runs.config import Config, load
 from fedspa.runs.halving import Settings, settled
 from fedspa.runs.local import LocalTransport
 from fedspa.runs.loop import run_round
 from fedspa.runs.rundir import LOWER, RoundMetrics
-from fedspa.runs.setup import prepare
+from fedspa.runs.setup import NOTHING, Given, prepare
 from fedspa.server.coordinator import Coordinator, Diverged
 
 # More records show little more under the run's noise; with fewer, the run is repeated on other ones.
@@ -72,13 +70,11 @@ class ProxyRuns:
         config: Config,
         plan: Plan,
         records: Dataset,
-        module: nn.Module | None = None,
-        task: Loss | None = None,
-        metrics: Mapping[str, Metric] | None = None,
+        given: Given = NOTHING,
         check_stop: Callable[[], None] | None = None,
     ) -> None:
         self._check_stop = check_stop
-        self._given = (module, task, metrics)
+        self._given = given
         self._parts = _split(records)
         self._config = _proxy_config(config, plan, count(self._parts[0].train_y))
 
@@ -98,8 +94,7 @@ class ProxyRuns:
 
     def _run(self, config: Config, part: Dataset, seed: int) -> list[RoundMetrics]:
         config = config.model_copy(update={"run": config.run.model_copy(update={"seed": config.run.seed + seed})})
-        module, task, metrics = self._given
-        job = prepare(config, part, module, task, metrics)
+        job = prepare(config, part, self._given)
         # Nobody pays: no agent's records may ever be used here.
         server, transport = Coordinator(job.server), LocalTransport(job)
         done = []
@@ -172,6 +167,11 @@ def _proxy_config(config: Config, plan: Plan, records: int) -> Config:
     except ConfigError as error:
         raise ConfigError(f"this run has no proxy ({error}); try settings in its own rounds, by --no-proxy") from None
 
+
+# A search of settings by their scores in proxy runs, along what is known of them: one at a time, in factors of 3.
+#
+# The rate is walked first. The clip then moves with the rate against it, because their product is what moves a clipped
+# model; so does the agents' own step size. A candidate is only ever run once.
 
 Value = bool | int | float | str
 Space = Mapping[str, Sequence[Value]]

@@ -12,7 +12,6 @@ import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -47,7 +46,7 @@ from fedspa.runs.rundir import (
     write_summary,
 )
 from fedspa.runs.sections import ScoredBy, Tuning
-from fedspa.runs.setup import CLASS_TASKS, Job, Simulated, prepare, records_of, with_targets
+from fedspa.runs.setup import CLASS_TASKS, Given, Job, Simulated, prepare, records_of, with_targets
 from fedspa.runs.trials import scoring_rounds
 from fedspa.server.evaluation import Evaluation
 from fedspa.tuning.proxy import RATE, ProxyRuns, Search, Space, distinct_settings, scaled
@@ -127,11 +126,11 @@ def tune(
         result = run(
             config, resume=resume, data=data, module=module, task=task, metrics=metrics, on_start=on_start, **calls
         )
-        return _judged(result, data, module, None if isinstance(task, str) else task, metrics, moved)
+        return _judged(result, data, Given(module, None if isinstance(task, str) else task, metrics), moved)
     settings = _with_budget(config, epsilon)
     if isinstance(task, str):
         settings, task = configs.with_task(settings, task), None
-    given: dict[str, Any] = {"data": data, "module": module, "task": task, "metrics": metrics}
+    given = Given(module, task, metrics)
     if not (isinstance(share, int | float) and 0 <= share < 1):
         raise ConfigError(f"share is {quoted(share)}; it must be a number from 0 up to, and below, 1")
     if settings.tuning.candidates is not None:
@@ -139,15 +138,24 @@ def tune(
     check_searched(space or {})
     proxy = settings.data.holdout > 0 if proxy is None else proxy
     records = records_of(settings, data, module)
-    job = prepare(settings, records, module, task, metrics)
+    job = prepare(settings, records, given)
     scoring = _scoring_rounds(job, proxy)
     # Everything that the run itself would refuse at its start is refused before the proxy runs.
     check_out(settings)
     check_budget(job)
-    check_stop = partial(_check_stop, stop)
-    free = _Free(proxy, space or {}, on_proxy, check_stop)
+
+    def check_stop() -> None:
+        """Raise if the user stops the search: before the next round of a proxy run, and before a paid round."""
+        if stop is not None and stop():
+            raise Stopping("stopped before the first round, and nothing was spent; call it again to start over")
+
     within = int(share * job.config.federation.rounds)
-    tuning, proxies = _plan_trials(job, records, within, scoring, free, **given)
+    runs = None
+    if proxy:  # one score for all of them, and for the run: a part of the records may look more balanced than the whole
+        assert job.plan is not None
+        pinned = job.config.model_copy(update={"task": job.task})
+        runs = ProxyRuns(pinned, job.plan, records, given, check_stop)
+    tuning, proxies = _plan_trials(job, within, scoring, space or {}, runs, on_proxy)
     _warn_of_a_constant(job, proxies)
     found = settings.model_copy(update={"tuning": tuning})
     check_stop()
@@ -158,8 +166,8 @@ def tune(
         if on_start is not None:
             on_start(job, folder)
 
-    result = run(found, on_start=started, **given, **calls)
-    return _judged(result, **given)
+    result = run(found, on_start=started, data=data, module=module, task=task, metrics=metrics, **calls)
+    return _judged(result, data, given)
 
 
 def _with_budget(config: Config | Mapping[str, Any] | Path | str | None, epsilon: float | None) -> Config:
@@ -167,22 +175,6 @@ def _with_budget(config: Config | Mapping[str, Any] | Path | str | None, epsilon
         return config if isinstance(config, Config) else configs.load(config)
     source = config.model_dump(exclude_none=True) if isinstance(config, Config) else config
     return configs.load(source, ["privacy.noise_multiplier=none", f"privacy.epsilon={float(epsilon)!r}"])
-
-
-@dataclass(frozen=True)
-class _Free:
-    """What settings come from before anything is paid."""
-
-    proxy: bool
-    space: Space
-    on_proxy: Callable[[ProxyRun], None] | None
-    check_stop: Callable[[], None]  # raises if the search is to stop
-
-
-def _check_stop(stop: Callable[[], bool] | None) -> None:
-    """Raise if the user stops the search: before the next round of a proxy run, and before a round that is paid for."""
-    if stop is not None and stop():
-        raise Stopping("stopped before the first round, and nothing was spent; call it again to start over")
 
 
 def _scoring_rounds(job: Job, proxy: bool) -> int:
@@ -203,14 +195,11 @@ def _scoring_rounds(job: Job, proxy: bool) -> int:
 
 def _plan_trials(
     job: Simulated,
-    records: Dataset,
     within: int,
     scoring: int,
-    free: _Free,
-    data: Dataset | None,
-    module: nn.Module | None,
-    task: Loss | None,
-    metrics: Mapping[str, Metric] | None,
+    space: Space,
+    runs: ProxyRuns | None,
+    on_proxy: Callable[[ProxyRun], None] | None,
 ) -> tuple[Tuning, list[ProxyRun]]:
     """Return the settings to try, the best first, with their expected gains; and all proxy runs. Trials may take the
     rounds `within`, of which `scoring` after each rung are for the agents to score in."""
@@ -222,24 +211,21 @@ def _plan_trials(
     start = first_settings(plan, rounds, config.federation.per_round, algorithm.local_lr, classes=classes)
     if algorithm.local_steps > 1:
         start = {**start, "algorithm.local_lr": algorithm.local_lr}
-    if not free.proxy:
-        declared: list[Settings] = [{**start, key: value} for key, values in free.space.items() for value in values]
+    if runs is None:
+        declared: list[Settings] = [{**start, key: value} for key, values in space.items() for value in values]
         rates: list[Settings] = [{**start, RATE: scaled(start[RATE], factor)} for factor in _WITHOUT_PROXY]
         return _tuning((declared or rates)[:most], within, by), []
-    # One score for all of them, and for the run: a part of the records may look more balanced than the whole.
-    pinned = config.model_copy(update={"task": job.task})
-    runs = ProxyRuns(pinned, plan, records, module, task, metrics, free.check_stop)
     proxies: list[ProxyRun] = []
 
     def score(settings: Settings) -> list[float]:
         curves = runs.curves(settings)
         proxies.append(ProxyRun(settings, curves.last, curves.spread))
-        if free.on_proxy is not None:
-            free.on_proxy(proxies[-1])
+        if on_proxy is not None:
+            on_proxy(proxies[-1])
         return curves.values
 
     search = Search(score)
-    winner = search.run(start, free.space, local=algorithm.local_steps > 1)
+    winner = search.run(start, space, local=algorithm.local_steps > 1)
     winner = search.best(winner, {})  # the config's own settings are a candidate, too
     if not search.of(winner):
         raise ConfigError("every model diverged in proxy runs; check the scale of records and targets")
@@ -293,14 +279,7 @@ def _tuning(
     return Tuning(candidates=found, rounds=max(1, within), scored_by=by, expected_gains=gains)
 
 
-def _judged(
-    result: RunResult,
-    data: Dataset | None,
-    module: nn.Module | None,
-    task: Loss | None,
-    metrics: Mapping[str, Metric] | None,
-    moved: str | None = None,
-) -> RunResult:
+def _judged(result: RunResult, data: Dataset | None, given: Given, moved: str | None = None) -> RunResult:
     """Add the scores on the test records, which nothing was chosen by, and the proxy runs to a result. `moved` is where
     the data's files lie now, if not where the run began with them."""
     tuning = dict(result.summary.get("tuning", {}))
@@ -310,8 +289,8 @@ def _judged(
         return result
     where = [] if moved is None else [f"data.dir={json.dumps(moved)}"]
     config = configs.load(result.folder / "config.toml", where)
-    job = prepare(config, records_of(config, data, module), module, task, metrics)
-    tuning["test"] = _test_scores(job, result, data, module)
+    job = prepare(config, records_of(config, data, given.module), given)
+    tuning["test"] = _test_scores(job, result, data)
     settings = tuning["trials"][tuning["choice"]]["settings"]
     best = settled(config, settings)
     alone = best.model_copy(update={"run": best.run.model_copy(update={"out": None})})
@@ -324,9 +303,7 @@ def _judged(
     return replace(result, summary=summary)
 
 
-def _test_scores(
-    job: Job, result: RunResult, data: Dataset | None, module: nn.Module | None
-) -> dict[str, float | None] | None:
+def _test_scores(job: Job, result: RunResult, data: Dataset | None) -> dict[str, float | None] | None:
     """Return None if the data has no test records beside those that were held out."""
     config = job.config
     named = config.data
@@ -340,7 +317,7 @@ def _test_scores(
         whole, train_x=taken(whole.train_x, few), train_y=taken(whole.train_y, few), owners=None, persons=None
     )
     whole = view(whole, named.features, 0.0, per_example=config.privacy.noise == "exact")
-    if module is None and config.model.name in models.NAMES:
+    if job.given.module is None and config.model.name in models.NAMES:
         whole = with_floats(whole)
     learned = job.server.model.task
     whole = with_targets(whole, learned)
