@@ -71,11 +71,7 @@ def with_lora(model: str, classes: int) -> torch.nn.Module:
     """The model with adapters whose A stays as it was drawn (FFA-LoRA): on both factors, noise would multiply."""
     base = AutoModelForSequenceClassification.from_pretrained(model, num_labels=classes)
     adapters = LoraConfig(task_type="SEQ_CLS", r=8, lora_alpha=16, target_modules=["query", "value"])
-    module = get_peft_model(base, adapters)
-    for name, parameter in module.named_parameters():
-        if "lora_A" in name:
-            parameter.requires_grad_(False)
-    return module.eval()
+    return fedspa.freeze(get_peft_model(base, adapters), "lora_A").eval()
 
 
 def config(sites: int, epsilon: float, rounds: int) -> dict[str, dict[str, object]]:

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from fedspa.errors import RunWarning as RunWarning
     from fedspa.errors import SeededNoiseWarning as SeededNoiseWarning
     from fedspa.learning.fix import fix as fix
+    from fedspa.learning.fix import freeze as freeze
     from fedspa.learning.layers import Problem as Problem
     from fedspa.learning.validate import check as check
     from fedspa.result import RunResult as RunResult
@@ -61,6 +62,7 @@ _PUBLIC = {
     "check": "fedspa.learning.validate",
     "evaluate": "fedspa.analytics.evaluation",
     "fix": "fedspa.learning.fix",
+    "freeze": "fedspa.learning.fix",
     "from_agents": "fedspa.data.adapters",
     "from_arrays": "fedspa.data.adapters",
     "from_examples": "fedspa.data.adapters",

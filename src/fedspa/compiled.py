@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-ABI = 14
+ABI = 15
 # Under this name on every platform and for every Python (setup.py).
 FILE = Path(__file__).parent / "engine" / "native" / "_native.so"
 

@@ -125,8 +125,8 @@ def nets() -> dict[str, tuple[nn.Sequential, tuple[int, ...]]]:
         ),
         "strided": (
             filled(
-                *(3, nn.Conv2d(3, 9, (3, 2), (2, 1), (1, 1)), nn.Tanh(), nn.AvgPool2d(2, 2, 1), nn.MaxPool2d(3, 1, 1)),
-                *(nn.Flatten(), nn.Linear(9 * 3 * 6, 12), nn.Tanh(), nn.Linear(12, 3)),
+                *(3, nn.Conv2d(3, 9, (3, 2), (2, 1), (1, 1)), nn.Tanh(), nn.MaxPool2d(3, 2, 1)),
+                *(nn.Flatten(), nn.Linear(9 * 2 * 5, 12), nn.Tanh(), nn.Linear(12, 3)),
             ),
             (3, 7, 9),
         ),

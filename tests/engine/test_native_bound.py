@@ -101,21 +101,24 @@ def test_one_record_cannot_change_how_others_are_rounded(
     x = torch.cat(parts).view(-1, 1, 1, 1).expand(-1, 1, 1, max(pixels, 1)).clone()
     y = torch.cat([torch.zeros(2 * half + 1), torch.ones(half)]).long()
     bound = 1.0 if clip == "coordinate" else math.sqrt(2)  # gradients are (-x / 2, x / 2)
-    plan = GaussianPlan(2, 2, clip, bound, "fixed", len(y), len(y), 1, 1, 1e-9, "replace-one", 1e-5)  # type: ignore[arg-type]
+    theta = torch.tensor([0.0, 0.0, *(MEAN_OF_PIXELS if pixels == 2 else [])])
+    mask = torch.arange(2) if pixels == 2 else None
+    plan = GaussianPlan(len(theta), 2, clip, bound, "fixed", len(y), len(y), 1, 1, 1e-9, "replace-one", 1e-5)  # type: ignore[arg-type]
     deltas = []
     for record in (2.0, math.nan):
         x[half] = record
-        task = LocalTask(x.clone(), y, None, 1.0, 1.0 * len(y), plan, bytes(32))
-        deltas.append(NativeEngine(module, 1, level).train(torch.zeros(2), [task])[0].delta.double())
+        task = LocalTask(x.clone(), y, mask, 1.0, 1.0 * len(y), plan, bytes(32))
+        deltas.append(NativeEngine(module, 1, level).train(theta, [task])[0].delta.double())
     change = deltas[0] - deltas[1]
     assert 1 - 1e-5 < float(change.norm()) / plan.clip_norm <= 1 + 1e-6
     assert float(change.abs().max()) <= 1 + 1e-6
 
 
+MEAN_OF_PIXELS = [0.5, 0.5, 0.0, 0.0, 0.0, 0.0, 0.5, 0.5]  # the second convolution, which the mask leaves out
 ONE_WEIGHT_A_CLASS = {
     0: nn.Sequential(nn.Flatten(), nn.Linear(1, 2, bias=False)),
     1: nn.Sequential(nn.Conv2d(1, 2, 1, bias=False), nn.Flatten()),
-    2: nn.Sequential(nn.Conv2d(1, 2, 1, bias=False), nn.AvgPool2d((1, 2)), nn.Flatten()),
+    2: nn.Sequential(nn.Conv2d(1, 2, 1, bias=False), nn.Conv2d(2, 2, (1, 2), bias=False), nn.Flatten()),
 }
 
 

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrizations
 
 import fedspa
+from fedspa.errors import ConfigError
 from fedspa.learning.layers import check_layers
 
 
@@ -169,3 +170,11 @@ def test_a_norm_with_its_activation_keeps_it(caplog: pytest.LogCaptureFixture) -
     assert len(changes) == 1
     norm = nn.GroupNorm(2, 8)
     assert torch.equal(fixed.eval()[:2](x), nn.functional.silu(norm(fixed[0](x))))
+
+
+def test_what_is_named_is_frozen_and_a_name_that_nothing_has_is_an_error() -> None:
+    module = nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 2))
+    assert fedspa.freeze(module, "0.weight", "bias") is module
+    assert [name for name, each in module.named_parameters() if each.requires_grad] == ["1.weight"]
+    with pytest.raises(ConfigError, match="'lora_A'"):
+        fedspa.freeze(module, "lora_A")

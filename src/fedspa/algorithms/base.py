@@ -228,10 +228,7 @@ def score_plan(plan: Plan | None, models: int) -> Plan:
     if not 1 <= models <= MOST_MODELS:
         raise PrivacyError(f"{models} models are to be scored; 1 to {MOST_MODELS} are allowed")
     if (found := None if plan is None else plan.scoring(models)) is None:
-        raise PrivacyError(
-            "agents score under Gaussian noise that each adds alone, with a clip value that is given; this plan has "
-            "another"
-        )
+        raise PrivacyError("agents score under Gaussian noise that each adds alone; this plan has another")
     return found
 
 

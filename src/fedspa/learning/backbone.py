@@ -28,7 +28,7 @@ from fedspa.examples import Examples, Tree, joined, layout, leaves, mapped, move
 from fedspa.learning.agreement import close, same_bits, synthetic_examples
 from fedspa.learning.flat import FlatModel, copied
 from fedspa.learning.forward import Modes, in_modes, modes, one_example_a_time, outputs, returned
-from fedspa.learning.layers import may_draw
+from fedspa.learning.layers import is_altered, may_draw
 from fedspa.learning.tasks import OutputTask, Task
 
 _TOGETHER = 3  # examples in a batch that features are compared in
@@ -75,7 +75,7 @@ def split(module: nn.Module, example_spec: Examples, task: Task) -> Split | str:
     """
     if not isinstance(task, OutputTask):
         return f"the task ({task.name}) calls the module itself"
-    if any(_hooked(layer) for layer in module.modules()):
+    if any(is_altered(layer) for layer in module.modules()):
         return "the module has hooks, or a forward method of its own"
     trial = copied(module).to("cpu")  # where the two halves have the bits of the whole
     given = [
@@ -518,11 +518,6 @@ def _accepts(module: nn.Module, x: Tree) -> bool:
 
 def _trained(module: nn.Module) -> Iterator[nn.Parameter]:
     return (parameter for parameter in module.parameters() if parameter.requires_grad)
-
-
-def _hooked(layer: nn.Module) -> bool:
-    hooks = (layer._forward_pre_hooks, layer._forward_hooks, layer._backward_pre_hooks, layer._backward_hooks)
-    return any(hooks) or "forward" in vars(layer)
 
 
 def bytes_of(features: Iterable[Tensor]) -> int:

@@ -1,4 +1,4 @@
-"""A module with its unsound layers replaced."""
+"""A module with its unsound layers replaced, or with some of its parameters frozen."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.instancenorm import _InstanceNorm
 
+from fedspa.errors import ConfigError, quoted
 from fedspa.learning.flat import copied
 from fedspa.learning.layers import (
     is_compiled,
@@ -52,6 +53,38 @@ def fix(module: nn.Module) -> nn.Module:
     for line in changes:
         log.info("%s", line)
     return fixed
+
+
+def freeze(module: nn.Module, *names: str) -> nn.Module:
+    """Freeze the parameters whose names contain one of `names`: they are no part of θ, never clipped, noised or sent.
+
+    `fedspa.freeze(module, "lora_A")` makes peft's LoRA adapters those of FFA-LoRA, in which only B is trained: noise on
+    both factors would multiply.
+
+    Args:
+        module: The module, whose parameters are changed in place.
+        names: Parts of names, as in `module.named_parameters()`.
+
+    Returns:
+        The module itself.
+
+    Raises:
+        ConfigError: No parameter has such a name.
+
+    Examples:
+        >>> import fedspa, torch
+        >>> module = fedspa.freeze(torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Linear(8, 2)), "0.", "bias")
+        >>> [name for name, parameter in module.named_parameters() if parameter.requires_grad]
+        ['1.weight']
+    """
+    require_module(module)
+    for part in names:
+        found = [parameter for name, parameter in module.named_parameters() if part in name]
+        if not found:
+            raise ConfigError(f"no parameter has {quoted(part)} in its name; `module.named_parameters()` lists them")
+        for parameter in found:
+            parameter.requires_grad_(False)
+    return module
 
 
 def replace_layers(module: nn.Module) -> tuple[nn.Module, list[str]]:

@@ -110,20 +110,22 @@ def mixes_batch(layer: nn.Module) -> bool:
 def replaceable(layer: nn.Module) -> bool:
     """Return whether it is a batch norm of torch's own kinds, or one that is followed by its children, without hooks
     that a replacement would lose."""
-    if _has_hooks(layer) or "forward" in vars(layer):
+    if is_altered(layer):
         return False
     return type(layer) in _REPLACED or (isinstance(layer, _REPLACED) and _norm_then_children(layer))
 
 
-def _has_hooks(layer: nn.Module) -> bool:
+def is_altered(layer: nn.Module) -> bool:
+    """Return whether hooks or a forward of its own make its outputs other than those of its kind."""
     hooks = (layer._forward_hooks, layer._forward_pre_hooks, layer._backward_hooks, layer._backward_pre_hooks)
-    return any(hooks)
+    return any(hooks) or "forward" in vars(layer)
 
 
 def is_compiled(layer: nn.Module) -> bool:
     """Return whether torch.compile wrapped the layer `layer._orig_mod`, and nothing else was added."""
-    # Of torch's OptimizedModule, whose own file takes seconds to import.
-    return "_orig_mod" in layer._modules and not _has_hooks(layer)
+    # Of torch's OptimizedModule, whose own file takes seconds to import; its forward is always its own.
+    hooks = (layer._forward_hooks, layer._forward_pre_hooks)
+    return "_orig_mod" in layer._modules and not any(hooks)
 
 
 def is_quantised(module: nn.Module) -> bool:

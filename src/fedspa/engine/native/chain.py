@@ -21,6 +21,7 @@ from fedspa.engine.native import library
 from fedspa.engine.native.library import Layer
 from fedspa.errors import listed
 from fedspa.learning.flat import copied
+from fedspa.learning.layers import is_altered
 
 _TRACING = Lock()  # torch.fx patches torch's own modules while it traces
 
@@ -47,7 +48,7 @@ def describe(module: nn.Module, input_shape: Shape) -> list[Layer]:
         if parameter.dtype != torch.float32:
             raise Unsupported(f"parameters of type {parameter.dtype}", "give module.float()")
     for name, layer in module.named_modules():
-        if any(getattr(layer, hooks) for hooks in _HOOKS) or "forward" in vars(layer):
+        if is_altered(layer):
             raise Unsupported(f"layer '{name or '(root)'}' has hooks or a forward of its own")
     leaves = _chain(module)
     offsets: dict[Tensor, int] = {}
@@ -66,11 +67,26 @@ def describe(module: nn.Module, input_shape: Shape) -> list[Layer]:
         raise Unsupported(
             f"the model ends in an output of shape {shape}, not in one score a class", "end in Flatten and Linear"
         )
-    return layers
+    return _pooled(layers)
 
 
-# What torch runs around a layer: its outputs are then not those of its kind.
-_HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
+_LARGEST_WINDOW = 256  # pixels: a pick is a byte
+
+
+def _pooled(layers: list[Layer]) -> list[Layer]:
+    """Move each pooling to the convolution that it is a part of. A ReLU or Tanh may lie between: they do not change
+    which of two numbers is the greater, and come after it as well."""
+    found: list[Layer] = []
+    for layer in layers:
+        if layer.kind == library.MAXPOOL:
+            between = [found.pop()] if found and found[-1].kind in (library.RELU, library.TANH) else []
+            behind = bool(found) and found[-1].kind == library.CONV
+            if not behind or layer.kernel_h * layer.kernel_w > _LARGEST_WINDOW:
+                raise Unsupported("a MaxPool2d that is not behind a Conv2d, or of more than 256 pixels")
+            found += [layer, *between]
+        else:
+            found.append(layer)
+    return found
 
 
 def _chain(module: nn.Module) -> list[nn.Module]:
@@ -243,7 +259,6 @@ _FUNCTIONS: dict[Any, Callable[..., nn.Module]] = {
     torch.Tensor.tanh: nn.Tanh,
     functional.max_pool2d: nn.MaxPool2d,
     torch.max_pool2d: nn.MaxPool2d,
-    functional.avg_pool2d: nn.AvgPool2d,
     torch.flatten: nn.Flatten,
     torch.Tensor.flatten: nn.Flatten,
 }
@@ -298,26 +313,19 @@ def _linear(layer: nn.Linear, shape: Shape, offsets: dict[Tensor, int]) -> tuple
     return [made], (layer.out_features,)
 
 
-def _pool(layer: nn.MaxPool2d | nn.AvgPool2d, shape: Shape, _offsets: dict[Tensor, int]) -> tuple[list[Layer], Shape]:
-    name = type(layer).__name__
+def _pool(layer: nn.MaxPool2d, shape: Shape, _offsets: dict[Tensor, int]) -> tuple[list[Layer], Shape]:
     if len(shape) != 3:
-        raise Unsupported(f"a {name} does not fit an input of shape {shape}")
+        raise Unsupported(f"a MaxPool2d does not fit an input of shape {shape}")
     if layer.ceil_mode:
-        raise Unsupported(f"a {name} with ceil_mode", f"ceil_mode=False in {name}, and the next Linear to fit")
+        raise Unsupported("a MaxPool2d with ceil_mode", "ceil_mode=False in MaxPool2d, and the next Linear to fit")
     kernel, padding = _pair(layer.kernel_size), _pair(layer.padding)
     stride = kernel if layer.stride is None else _pair(layer.stride)
     if any(not 0 <= 2 * p <= k for p, k in zip(padding, kernel)):
-        raise Unsupported(f"a {name} whose padding is negative or more than half of its kernel")
+        raise Unsupported("a MaxPool2d whose padding is negative or more than half of its kernel")
     window = kernel, stride, padding
-    if isinstance(layer, nn.MaxPool2d):
-        if _pair(layer.dilation) != (1, 1) or layer.return_indices:
-            raise Unsupported("a MaxPool2d with dilation or indices")
-        made = Layer(kind=library.MAXPOOL, **_window(*window))
-    else:
-        if layer.divisor_override is not None:
-            raise Unsupported("AvgPool2d with divisor_override")
-        made = Layer(kind=library.AVGPOOL, count_include_pad=int(layer.count_include_pad), **_window(*window))
-    return [made], (shape[0], *_after(shape[1:], *window))
+    if _pair(layer.dilation) != (1, 1) or layer.return_indices:
+        raise Unsupported("a MaxPool2d with dilation or indices")
+    return [Layer(kind=library.MAXPOOL, **_window(*window))], (shape[0], *_after(shape[1:], *window))
 
 
 _Maker = Callable[[Any, Shape, dict[Tensor, int]], tuple[list[Layer], Shape]]
@@ -325,7 +333,6 @@ _MAKERS: dict[type[nn.Module], _Maker] = {
     nn.Conv2d: _conv,
     nn.Linear: _linear,
     nn.MaxPool2d: _pool,
-    nn.AvgPool2d: _pool,
     nn.ReLU: _activation,
     nn.Tanh: _activation,
     nn.Flatten: _flatten,

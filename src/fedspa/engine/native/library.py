@@ -21,7 +21,7 @@ LEVELS: tuple[Level, ...] = (
 )
 
 # The enumerations of fedspa_native.h.
-CONV, LINEAR, MAXPOOL, AVGPOOL, RELU, TANH, FLATTEN = range(7)
+CONV, LINEAR, MAXPOOL, RELU, TANH, FLATTEN = range(6)
 OK, STOPPED, MEMORY, LABEL, MASK, ORDER, RECORD, COUNT = range(8)
 SAMPLINGS = {"poisson": 0, "fixed": 1}
 CLIPPINGS = {None: 0, "coordinate": 1, "l2": 2}
@@ -34,7 +34,7 @@ class Layer(Structure):
         (name, c_int64)
         for name in (
             *("kind", "outputs", "kernel_h", "kernel_w", "stride_h", "stride_w", "pad_h", "pad_w"),
-            *("weight_offset", "bias_offset", "count_include_pad"),
+            *("weight_offset", "bias_offset"),
         )
     ]
 

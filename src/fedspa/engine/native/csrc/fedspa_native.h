@@ -8,16 +8,15 @@
 
 #include <stdint.h>
 
-#define FEDSPA_ABI 14
+#define FEDSPA_ABI 15
 
-enum { LAYER_CONV, LAYER_LINEAR, LAYER_MAXPOOL, LAYER_AVGPOOL, LAYER_RELU, LAYER_TANH, LAYER_FLATTEN };
+enum { LAYER_CONV, LAYER_LINEAR, LAYER_MAXPOOL, LAYER_RELU, LAYER_TANH, LAYER_FLATTEN };
 
 /* One layer. Offsets are places in the flat parameter vector; -1: no bias. */
 struct fedspa_layer {
     int64_t kind, outputs;
     int64_t kernel_h, kernel_w, stride_h, stride_w, pad_h, pad_w;
     int64_t weight_offset, bias_offset;
-    int64_t count_include_pad; /* average pooling only */
 };
 
 enum { SAMPLE_POISSON, SAMPLE_FIXED };

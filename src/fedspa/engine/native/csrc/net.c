@@ -187,7 +187,7 @@ static int build(struct fedspa_net *net, const struct fedspa_layer *layers, int6
             if (net->count == 0) shape_buffer(in, in->channels * in->height * in->width, 1, 1);
             continue;
         }
-        if (l->kind == LAYER_MAXPOOL && (flat || !fits_window(l, in))) return 0;
+        if (l->kind == LAYER_MAXPOOL && (flat || !fits_window(l, in))) return 0; /* spatial layers end where the net is flat */
         if (net->count > 0 && fuse(op - 1, l, in)) continue;
         shape_buffer(out, in->channels, in->height, in->width);
         switch (l->kind) {
@@ -201,27 +201,13 @@ static int build(struct fedspa_net *net, const struct fedspa_layer *layers, int6
             shape_buffer(out, op->outputs, 1, 1);
             flat = 1;
             break;
-        case LAYER_MAXPOOL:
-        case LAYER_AVGPOOL:
-            if (flat || !fits_window(l, in)) return 0; /* spatial layers end where the net is flat */
-            op->kind = l->kind == LAYER_MAXPOOL ? OP_MAXPOOL : OP_AVGPOOL;
-            op->kernel_h = (int)l->kernel_h;
-            op->kernel_w = (int)l->kernel_w;
-            op->stride_h = (int)l->stride_h;
-            op->stride_w = (int)l->stride_w;
-            op->pad_h = (int)l->pad_h;
-            op->pad_w = (int)l->pad_w;
-            op->include_pad = (int)l->count_include_pad;
-            shape_buffer(out, in->channels, pooled(in->height, op->kernel_h, op->stride_h, op->pad_h),
-                         pooled(in->width, op->kernel_w, op->stride_w, op->pad_w));
-            break;
         case LAYER_RELU:
             op->kind = OP_RELU;
             break;
         case LAYER_TANH:
             op->kind = OP_TANH;
             break;
-        default:
+        default: /* a pooling that is no part of a convolution */
             return 0;
         }
         net->count++;

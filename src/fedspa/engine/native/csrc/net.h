@@ -21,16 +21,16 @@ struct buffer {
     int64_t example; /* floats from one example to the next; at least 2 PAD of them never hold a value */
 };
 
-enum { OP_WEIGHTED, OP_MAXPOOL, OP_AVGPOOL, OP_RELU, OP_TANH };
+enum { OP_WEIGHTED, OP_RELU, OP_TANH };
 
 /* OP_WEIGHTED is a convolution or a linear layer (a convolution with one pixel and one run), with the max-pooling and the
  * ReLU behind it if there are any. They commute, so their order does not matter. */
 struct op {
     int kind, linear;
-    int kernel_h, kernel_w, stride_h, stride_w, pad_h, pad_w; /* of the convolution, or of a pooling on its own */
+    int kernel_h, kernel_w, stride_h, stride_w, pad_h, pad_w; /* of the convolution */
     int pool, pool_h, pool_w, pool_stride_h, pool_stride_w, pool_pad_h, pool_pad_w;
     int winograd, strip; /* forward by winograd.h, by strip.h */
-    int relu, include_pad;
+    int relu;
     int outputs, runs, run, run_padded, row_length; /* row_length: from row to row */
     int used_h, used_w;                          /* the convolution's pixels that anything reads */
     int full_h, full_w;

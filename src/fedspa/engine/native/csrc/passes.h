@@ -80,8 +80,7 @@ static void forward(struct work *w, int n) {
         for (int e = 0; e < n; e++) {
             const float *a = w->unit[i] + e * in->example;
             float *b = w->unit[i + 1] + e * out->example;
-            if (op->kind == OP_RELU || op->kind == OP_TANH) point_forward(op->kind, in, out, a, b);
-            else pool_forward(op, in, out, a, b);
+            point_forward(op->kind, in, out, a, b);
         }
     }
 }
@@ -133,10 +132,7 @@ static void propagate(struct work *w, int n) {
         for (int e = 0; e < n; e++) {
             float *to = w->delta[i] + e * in->example;
             const float *from = w->delta[i + 1] + e * out->example;
-            if (op->kind == OP_RELU || op->kind == OP_TANH)
-                point_backward(op->kind, in, out, w->unit[i + 1] + e * out->example, from, to);
-            else
-                pool_backward(op, in, out, w->unit[i] + e * in->example, from, to);
+            point_backward(op->kind, in, out, w->unit[i + 1] + e * out->example, from, to);
         }
     }
 }
