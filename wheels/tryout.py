@@ -121,8 +121,8 @@ def own_table() -> None:
 
 
 def report() -> None:
-    fedspa("report", "first", "visits", "--out", "both.html")
-    assert "</html>" in Path("both.html").read_text("utf-8")
+    fedspa("report", "visits", "--out", "visits.html")
+    assert "</html>" in Path("visits.html").read_text("utf-8")
 
 
 def site_check() -> None:
