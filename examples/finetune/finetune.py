@@ -44,8 +44,7 @@ def main() -> None:
     settings = config(len(data.agents or ()), arguments.epsilon, arguments.rounds)
     result = fedspa.run(settings, data=data, module=module, progress=False)
     print(result)
-    result.module.save_pretrained(arguments.out)
-    (Path(arguments.out) / "README.md").write_text(result.card(), "utf-8")
+    result.save_pretrained(arguments.out)
     AutoTokenizer.from_pretrained(arguments.model).save_pretrained(arguments.out)
     print(
         f"The adapter is in {arguments.out}; peft.AutoPeftModelForSequenceClassification.from_pretrained loads it, "

@@ -152,6 +152,30 @@ class RunResult:
         """
         return card(self.folder)
 
+    def save_pretrained(self, folder: Path | str) -> Path:
+        """Write a Hugging Face model or `peft` adapter into a folder, as its own `save_pretrained` does, with the run's
+        model card as README.md.
+
+        Args:
+            folder: The folder; files of the same names are replaced. Save the tokenizer beside the model yourself.
+
+        Returns:
+            The folder.
+
+        Raises:
+            ConfigError: The module has no `save_pretrained`.
+        """
+        save = getattr(self.module, "save_pretrained", None)
+        if not callable(save):
+            raise ConfigError(
+                f"the module is a {type(self.module).__name__}, and only models of transformers and peft have "
+                "save_pretrained; `model.safetensors` in the run's folder has its parameters"
+            )
+        target = path_of(folder, "folder")
+        save(str(target))
+        (target / "README.md").write_text(self.card(), "utf-8")
+        return target
+
     def __repr__(self) -> str:
         summary, name = self.summary, self.summary["score"]
         reached = f"{label(name)} {shown_score(name, summary['score_last'])}"

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 import fedspa
 from fedspa.cli import app
-from fedspa.errors import DataError
+from fedspa.errors import ConfigError, DataError
 
 transformers = pytest.importorskip("transformers")
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "good", "bad", "film"]
@@ -119,6 +119,30 @@ def test_a_tokenizer_without_padding() -> None:
     without.pad_token = None
     with pytest.raises(DataError, match=r"no padding token.*set tokenizer.pad_token = tokenizer.eos_token"):
         fedspa.from_texts(without, {"one": (["bad"], [0])}, test=(["good"], [1]))
+
+
+def test_save_pretrained_writes_model_and_card(tmp_path: Path) -> None:
+    config = transformers.BertConfig(
+        vocab_size=len(WORDS), hidden_size=8, num_hidden_layers=1, num_attention_heads=1, intermediate_size=8
+    )
+    module = transformers.BertForSequenceClassification(config).eval()
+    data = fedspa.from_texts(
+        tokenizer(), {"one": (["good", "bad"] * 10, [1, 0] * 10)}, test=(["good"], [1]), max_length=4
+    )
+    settings = {"federation": {"agents": 1, "per_round": 1, "rounds": 1}, "algorithm": {"batch": 5, "local_steps": 1}}
+    settings |= {"privacy": {"epsilon": 5.0}, "run": {"out": str(tmp_path / "run")}}
+    result = fedspa.run(settings, data=data, module=module, progress=False)
+    folder = result.save_pretrained(tmp_path / "saved")
+    again = transformers.BertForSequenceClassification.from_pretrained(folder)
+    assert all((a == b).all() for a, b in zip(again.parameters(), result.module.parameters()))
+    assert "ε" in (folder / "README.md").read_text("utf-8")
+
+
+def test_what_is_not_of_hugging_face_has_no_save_pretrained(tmp_path: Path) -> None:
+    config = {"federation": {"agents": 2, "per_round": 2, "rounds": 1}, "privacy": {"epsilon": 8.0}}
+    result = fedspa.run(config | {"run": {"out": str(tmp_path / "run")}}, progress=False)
+    with pytest.raises(ConfigError, match="the module is a Sequential, and only models of transformers and peft"):
+        result.save_pretrained(tmp_path / "saved")
 
 
 @pytest.mark.slow
