@@ -183,22 +183,39 @@ def models_time(file: str) -> str:
     return where + origin(result["provenance"]) + by_case(models(file), cell)
 
 
-def gpu_steps() -> str:
-    """Our steps beside the fastest of the rivals, which were measured in a run of their own."""
-    result, others = kept("gpu-steps"), kept("models-gpu")["rows"]
+def gpu_rivals() -> str:
+    """Our steps on a GPU beside those of all rivals, in one run."""
+    result = kept("models-gpu")
+    rivals = {"best Opacus": "best Opacus / ours", "fastDP": "fastDP / ours", "jax_privacy": "jax_privacy / ours"}
     rows = []
-    for name, row in result["rows"].items():
-        times = {who: each["median_ms"] for who, each in others[name]["contenders"].items() if who.startswith("opacus")}
-        best = min(times, key=times.__getitem__)
+    for row in result["rows"].values():
+        found, ratios = row["contenders"], row["ratios"]["wall"]
+        ours = found["auto-l2"]
+        times = spread({key: ours[f"{key}_ms"] for key in ("median", "lowest", "highest")})
+        cells = [f"{row['title']} ({row['dimension']:,})", times, f"{ours['peak_mib']:,.0f}"]
+        for ratio in rivals.values():
+            if ratio in ratios:
+                theirs = found[ratios[ratio]["best"]]["median_ms"]
+                cells.append(f"{figure(theirs)}, {figure(ratios[ratio]['median'])} ×")
+            else:
+                cells.append("–")
+        rows.append(cells)
+    head = ["", "ours, ms", "peak, MiB", *(f"{rival}, ms" for rival in rivals)]
+    return f"{result['settings']['device']}: " + origin(result["provenance"]) + markdown(head, rows)
+
+
+def gpu_steps() -> str:
+    """What a step of ours takes on a GPU, and in how many kernels."""
+    result = kept("gpu-steps")
+    rows = []
+    for row in result["rows"].values():
         rows.append([
             f"{row['title']} ({row['dimension']:,})",
             spread({key: row[f"{key}_ms"] for key in ("median", "lowest", "highest")}),
             figure(row["busy_us"] / 1e3 / row["agents"]),
             str(row["kernels"]),
-            f"{figure(times[best])} ({CONTENDERS.get(best, best)})",
-            figure(times[best] / row["median_ms"]),
         ])  # fmt: skip
-    head = ["", "ms", "GPU busy, ms", "kernels of a step", "best Opacus, ms", "ratio"]
+    head = ["", "ms", "GPU busy, ms", "kernels of a step"]
     return f"{result['settings']['device']}: " + origin(result["provenance"]) + markdown(head, rows)
 
 
@@ -558,7 +575,8 @@ TABLES: dict[str, tuple[str, Callable[[], str]]] = {
     "models-time": ("benchmarks/speed.md", lambda: models_time("models")),
     "models-ratios": ("docs/engines.md", lambda: by_ratio(models("models"), wall)),
     "models-memory": ("benchmarks/speed.md", lambda: by_case(models("models"), memory)),
-    "gpu": ("docs/engines.md", gpu_steps),
+    "gpu": ("docs/engines.md", gpu_rivals),
+    "gpu-steps": ("benchmarks/speed.md", gpu_steps),
     "zoo": ("docs/models.md", zoo),
     "zoo-differences": ("docs/models.md", zoo_differences),
     "zoo-reasons": ("docs/models.md", zoo_reasons),
