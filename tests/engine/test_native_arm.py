@@ -47,7 +47,6 @@ class Outcome:
     """What a case gave at one level. The bits of floats, so that equal means equal."""
 
     code: int
-    clip: float
     zeroed: tuple[int, int]
     delta: bytes
     sums: bytes
