@@ -45,7 +45,6 @@ static void train(int64_t level, const struct fedspa_net *net, struct fedspa_tas
     if (task.clip != CLIP_NONE) agent.code |= fedspa_sum(net, level, theta, &task, sum, &zeroed) << 8;
     agent.code |= fedspa_logits(net, level, theta, task.x, held, 1, logits) << 16;
     give(&agent.code, 8);
-    give(&agent.clip, 8);
     give(&agent.zeroed, 8);
     give(&zeroed, 8);
     give(delta, 4 * k);

@@ -47,7 +47,6 @@ class Outcome:
     """What a case gave at one level. The bits of floats, so that equal means equal."""
 
     code: int
-    clip: float
     zeroed: tuple[int, int]
     delta: bytes
     sums: bytes
@@ -176,10 +175,10 @@ def written(module: nn.Sequential, theta: Tensor, task: LocalTask) -> tuple[byte
 
 
 def read(out: bytes, active: int, held: int, classes: int) -> tuple[Outcome, bytes]:
-    code, clip, zeroed, zeroed_of_sum = struct.unpack("<qdqq", out[:32])
-    ends = list(itertools.accumulate([32, 4 * active, 8 * active, 4 * held * classes]))
+    code, zeroed, zeroed_of_sum = struct.unpack("<3q", out[:24])
+    ends = list(itertools.accumulate([24, 4 * active, 8 * active, 4 * held * classes]))
     delta, sums, logits = (out[a:b] for a, b in itertools.pairwise(ends))
-    return Outcome(code, clip, (zeroed, zeroed_of_sum), delta, sums, logits), out[ends[-1] :]
+    return Outcome(code, (zeroed, zeroed_of_sum), delta, sums, logits), out[ends[-1] :]
 
 
 def test_neon_has_the_bits_of_the_plain_level(machine: Machine) -> None:

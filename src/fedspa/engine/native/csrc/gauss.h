@@ -62,19 +62,10 @@ INLINE D minus_two_logarithms(D x) {
 
 /* By the parity of `quarter`: the one or the other of two, and the other or the one; then their signs. */
 INLINE void turn(L quarter, D s, D c, D *sine, D *cosine) {
-#if LEVEL == 2
-    const __mmask8 odd = _mm512_test_epi64_mask((__m512i)quarter, _mm512_set1_epi64(1));
-    const __m512i sign = _mm512_set1_epi64(INT64_MIN), a = _mm512_slli_epi64((__m512i)quarter, 62);
-    const __m512i b = _mm512_slli_epi64(_mm512_add_epi64((__m512i)quarter, _mm512_set1_epi64(1)), 62);
-    /* x ^ (y & sign) in one instruction */
-    *sine = (D)_mm512_ternarylogic_epi64((__m512i)_mm512_mask_mov_pd((__m512d)s, odd, (__m512d)c), a, sign, 0x78);
-    *cosine = (D)_mm512_ternarylogic_epi64((__m512i)_mm512_mask_mov_pd((__m512d)c, odd, (__m512d)s), b, sign, 0x78);
-#else
     L swap = -(quarter & 1);
     L a = (swap & (L)c) | (~swap & (L)s), b = (swap & (L)s) | (~swap & (L)c);
     *sine = (D)(a ^ ((quarter & 2) << 62));
     *cosine = (D)(b ^ (((quarter + 1) & 2) << 62));
-#endif
 }
 
 /* sin and cos of πt / 2^63 for t in ±2^63: quarter turns taken off exactly, then minimax polynomials on ±π/4 (errors of 2e-17

@@ -1,7 +1,7 @@
 /* Vectors of LANES floats (and half as many doubles) for one instruction set level.
  *
  * Arithmetic is the compiler's own vector extension, which works on any CPU; only what it cannot say well (comparisons
- * that pick, partial stores, masks) has a version per level.
+ * that pick, fused products, sums of lanes) has a version per level.
  */
 #ifndef FEDSPA_SIMD_H
 #define FEDSPA_SIMD_H
@@ -61,13 +61,7 @@ INLINE I load_int(const int32_t *p) { return *(const IU *)p; }
 #endif
 
 /* The first n floats only: what lies behind belongs to somebody else. */
-INLINE void store_first(float *p, V v, int n) {
-#if LEVEL == 2
-    _mm512_mask_storeu_ps(p, (__mmask16)((1u << n) - 1), (__m512)v);
-#else
-    memcpy(p, &v, 4 * (size_t)n);
-#endif
-}
+INLINE void store_first(float *p, V v, int n) { memcpy(p, &v, 4 * (size_t)n); }
 
 /* Within ±c; a NaN becomes c or -c, so that what is added is bounded whatever the data. (A result of arithmetic, as v
  * is, is never a signalling NaN.) */
@@ -97,16 +91,9 @@ INLINE I to_units(V v, V most) { return __builtin_convertvector(clamp(v, most), 
 
 /* best, arg = v, place where v is greater: the first of equals stays, and a NaN wins, as in torch. */
 INLINE void take_greater(V *best, I *arg, V v, I place) {
-#if LEVEL == 2
-    __mmask16 greater = _mm512_cmp_ps_mask((__m512)v, (__m512)*best, _CMP_GT_OQ);
-    greater |= _mm512_cmp_ps_mask((__m512)v, (__m512)v, _CMP_UNORD_Q);
-    *best = (V)_mm512_mask_mov_ps((__m512)*best, greater, (__m512)v);
-    *arg = (I)_mm512_mask_mov_epi32((__m512i)*arg, greater, (__m512i)place);
-#else
     I greater = (v > *best) | (v != v);
     *best = (V)((greater & (I)v) | (~greater & (I)*best));
     *arg = (greater & place) | (~greater & *arg);
-#endif
 }
 
 /* 0 where v <= 0; a NaN stays, to be noticed later. */
@@ -114,17 +101,9 @@ INLINE V rectify(V v) { return (V)((I)v & ~(v <= 0)); }
 
 /* Is any of the next LANES integers not 0? */
 INLINE int any_set(const int32_t *p) {
-#if LEVEL == 2
-    return _mm512_test_epi32_mask((__m512i)load_int(p), (__m512i)load_int(p)) != 0;
-#elif LEVEL == 1
-    return !_mm256_testz_si256((__m256i)load_int(p), (__m256i)load_int(p));
-#elif LEVEL == 3
-    return vmaxvq_u32((uint32x4_t)load_int(p)) != 0;
-#else
     int32_t any = 0;
     for (int j = 0; j < LANES; j++) any |= p[j];
     return any != 0;
-#endif
 }
 
 INLINE float sum_lanes(V v) {
@@ -224,16 +203,8 @@ INLINE unsigned alive_of_8(const float *delta, const float *unit, int relu) {
 }
 
 INLINE I larger_of(I a, I b) {
-#if LEVEL == 2
-    return (I)_mm512_max_epi32((__m512i)a, (__m512i)b);
-#elif LEVEL == 1
-    return (I)_mm256_max_epi32((__m256i)a, (__m256i)b);
-#elif LEVEL == 3
-    return (I)vmaxq_s32((int32x4_t)a, (int32x4_t)b);
-#else
     I greater = a > b;
     return (greater & a) | (~greater & b);
-#endif
 }
 
 /* Is any of n values NaN or so large that a product of two could overflow? Without their signs, the bits of floats are
@@ -246,11 +217,7 @@ INLINE int any_wild(const float *p, int64_t n) {
     int found = 0;
     for (; i < n; i++) found |= !(__builtin_fabsf(p[i]) < LARGE);
     I wild = ~((V)largest < LARGE);
-#if LEVEL == 2
-    found |= _mm512_movepi32_mask((__m512i)wild) != 0;
-#else
     for (int j = 0; j < LANES; j++) found |= wild[j];
-#endif
     return found != 0;
 }
 
