@@ -3,15 +3,12 @@ says why, and nobody reveals more than its policy admits."""
 
 from __future__ import annotations
 
-import pytest
-
-pytest.importorskip("flwr", reason="needs the extra: pip install 'fedspa[flower]'")
-
 import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 from flwr.app import ConfigRecord, Message, RecordDict
 
 from fedspa.agent import participate

@@ -5,10 +5,6 @@ The processes are those of examples/hospital, so the example is tested with it.
 
 from __future__ import annotations
 
-import pytest
-
-pytest.importorskip("flwr", reason="needs the extra: pip install 'fedspa[flower]'")
-
 import json
 import re
 import shutil
@@ -19,6 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 
+import pytest
 import torch
 from safetensors.torch import load_file
 

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import pytest
-
-pytest.importorskip("flwr", reason="needs the extra: pip install 'fedspa[flower]'")
-
 from collections.abc import Callable, Iterable
 from typing import Any
 
 import httpx
+import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message
 from flwr.proto.recorddict_pb2 import ConfigRecord as ProtoConfigRecord
 from flwr.supercore.constant import HEAD_BODY_DIVIDER

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import pytest
-
-pytest.importorskip("flwr", reason="needs the extra: pip install 'fedspa[flower]'")
-
 import hashlib
 import json
 import types
 from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin
 
+import pytest
 from config_keys import fields
 from flwr.common.config import flatten_dict, parse_config_args
 
