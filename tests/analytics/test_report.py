@@ -9,9 +9,7 @@ from typing import Any
 import numpy as np
 
 import fedspa
-from fedspa.analytics.estimates import Estimate
 from fedspa.report import render
-from fedspa.report.numbers import numbers
 from fedspa.report.parts import page
 from fedspa.report.record import read
 
@@ -80,9 +78,3 @@ def test_beside_a_training(tmp_path: Path) -> None:
         figure.curves for figure in alone.figures if figure.key != "epsilon"
     ]
     assert [row[0] for row in both.comparison] == ["trained", "stats"]
-
-
-def test_few_records_are_said_to_be_few() -> None:
-    found = numbers([Estimate("", "", "", "records", 3.0, 0.0, 9.0), Estimate("", "", "age", "mean", None, 0.0, 100.0)])
-    assert found.figures == []
-    assert found.tables[0][2][1] == ["age", "Mean", "too few records", "0 to 100"]

@@ -266,18 +266,6 @@ def test_new_writes_a_config_for_tables_whose_ranges_are_filled_in_by_hand(
     assert (summary["unit"], summary["task"]) == ("person", "classification")
 
 
-def test_new_refuses_what_is_no_project_for_tables(call: Call, tmp_path: Path) -> None:
-    tables_of(tmp_path / "sites", "north", "south")
-    (tmp_path / "sites" / "south.csv").write_text("age,gender\n1,f\n")
-    refused = call("new other --table sites/north.csv --table sites/south.csv")[2]
-    assert "other columns than sites/north.csv: gender, ill, patient, seen, sex, stay_id" in refused
-    assert "2 folders are named" in call("new one two --table sites/north.csv")[2]
-    assert "0 folders are named" in call("new --table sites/north.csv sites/south.csv")[2]
-    assert "one folder is made" in call("new one two")[2]
-    assert call("new one --table sites/north.csv")[0] == 0
-    assert "one has a config.toml" in call("new one --table sites/north.csv")[2]
-
-
 def test_help_is_quick_and_needs_no_torch() -> None:
     started = time.monotonic()
     command = [sys.executable, "-c", "import sys; from fedspa.cli import app; app(['--help'], standalone_mode=False); "]

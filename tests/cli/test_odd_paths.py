@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -62,18 +61,6 @@ def test_a_loop_of_links_is_a_path_that_cannot_be_used(
     assert "bug" not in said
     assert len(said.splitlines()) <= 1
     assert sorted(path.name for path in folder.iterdir()) == ["deep", "loop"]
-
-
-def test_tune_refuses_its_folders_before_any_work(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    Path("file").write_text("mine")
-    began = time.monotonic()
-    words = ["tune", "--set", "data.holdout=0.2", "--epsilon", "2", "--out", "file"]
-    assert called(words, monkeypatch) == 2
-    assert "file: Not a directory; name a folder to write to" in capsys.readouterr().err
-    assert [path.name for path in folder.iterdir()] == ["file"]
-    assert time.monotonic() - began < 20  # and not after the proxy runs
 
 
 # What a command leaves where it could not do its work: a line, an exit code, nothing in the way of the next try.

@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import fedspa
 from fedspa.data.columns import checked
-from fedspa.errors import ConfigError, DataError, RunWarning
+from fedspa.errors import DataError, RunWarning
 
 X, Y = np.arange(12.0).reshape(4, 3), np.array([0, 1, 1, 0])
 IDS = np.arange(12).reshape(4, 3)
@@ -160,20 +160,6 @@ def test_a_table_is_a_dataset_whatever_it_and_its_schema_came_as(tmp_path: Path)
         assert data.owners.tolist() == [0, 1, 1]
         assert data.persons.tolist() == [0, 1, 2]
         assert (data.target_scale, data.target_offset) == ((100.0,), (200.0,))
-
-
-@pytest.mark.parametrize(
-    ("table", "schema", "words"),
-    [
-        (3, SCHEMA, "the frame cannot be read"),
-        (None, 3, "the schema is 3"),
-        (None, "missing.toml", "missing.toml: No such file"),
-    ],
-)
-def test_tables_that_do_not_fit(tmp_path: Path, table: Any, schema: Any, words: str) -> None:
-    with pytest.raises((DataError, ConfigError), match=words) as caught:
-        fedspa.from_table(written(tmp_path) if table is None else table, schema)
-    assert "\n" not in str(caught.value)
 
 
 def test_what_is_printed_of_a_dataset_holds_no_value_of_a_record() -> None:

@@ -102,25 +102,6 @@ def test_a_date_has_its_month_and_its_weekday(day: date, parts: list[str]) -> No
 
 
 @pytest.mark.parametrize(
-    "cell",
-    [
-        "31.03.2024",
-        "2024-02-30",
-        "2024-3-1",
-        "20240331",
-        20240331,
-        True,
-        "2024-01-01x",
-        "2024-01-01Tgarbage",
-        "2024-01-01 25:99",
-    ],
-)
-def test_what_is_no_date_is_odd(cell: object) -> None:
-    with pytest.raises(InvalidCell, match="is no date"):
-        Date(kind="date", range=["2015-01-01", "2024-12-31"]).reader()(cell)
-
-
-@pytest.mark.parametrize(
     ("change", "said"),
     [
         ({"range": ["2015", "2024"]}, "write two days, as in"),
@@ -171,11 +152,6 @@ def test_numbers_of_every_type() -> None:
     assert [number(cell) for cell in cells] == [1.0] * len(cells)
     nothing = [None, math.nan, Decimal("NaN"), Decimal("sNaN"), np.float32(math.nan), "nan", "N/A", ""]
     assert [number(cell) for cell in nothing] == [None] * len(nothing)
-
-
-def test_a_million_digits_are_read_in_no_time() -> None:
-    with pytest.raises(InvalidCell):
-        number("1" * 1_000_000 + "x")
 
 
 def test_whole_numbers_are_words_whatever_their_type() -> None:
@@ -249,21 +225,6 @@ def test_a_wrong_column_is_one_line(columns: dict[str, Any], words: str) -> None
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("keys", "words"),
-    [
-        ({"agent": "age"}, "data.table.agent is 'age', which is in data.table.columns too"),
-        ({"split": "site", "agent": "site"}, "data.table.split is 'site'; it must be a column of its own"),
-        ({"persn": "id"}, "unknown key 'data.table.persn'"),
-        ({"person": ""}, "data.person is ''"),
-    ],
-)
-def test_a_wrong_key_is_one_line(keys: dict[str, Any], words: str) -> None:
-    with pytest.raises(ConfigError) as caught:
-        checked({"columns": {"age": AGE, "sick": SICK}, **keys})
-    assert words in str(caught.value)
-
-
 def test_too_many_features() -> None:
     words = {"kind": "category", "categories": [f"w{i}" for i in range(10_000)]}
     with pytest.raises(ConfigError, match="makes 110000 features"):
@@ -298,21 +259,6 @@ def test_a_schema_survives_toml_and_json() -> None:
     )
     assert checked(toml.parse(tomli_w.dumps(first.model_dump(exclude_none=True)))) == first
     assert Schema.model_validate_json(first.model_dump_json()) == first
-
-
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        ("data = 1", "has no section"),
-        ("[data.table]", "columns is missing"),
-        ("[data.table]\nperson='a'", "is data.person"),
-        ("[data", "not TOML"),
-    ],
-)
-def test_a_file_that_is_no_schema(tmp_path: Path, text: str, words: str) -> None:
-    (tmp_path / "schema.toml").write_text(text)
-    with pytest.raises(ConfigError, match=words):
-        load_schema(tmp_path / "schema.toml")
 
 
 VALUES = st.recursive(

@@ -212,20 +212,6 @@ def test_a_datasets_dataset_that_makes_its_records_when_asked() -> None:
     assert equal(examples(coded, "it")[0], {"ids": torch.tensor([[97, 98], [99, 100]])})
 
 
-def test_datasets_that_do_not_fit() -> None:
-    datasets = pytest.importorskip("datasets")
-    assert "it['text'] holds text, as" in refused(lambda: examples(hugging(text=["a", "b"], label=[0, 1]), "it"))
-    ragged = hugging(ids=[[1], [1, 2]], label=[0, 1])
-    assert "it['ids'] is ragged: record 0 has shape (1,) and record 1 has (2,)" in refused(
-        lambda: examples(ragged, "it")
-    )
-    both = datasets.DatasetDict(train=ragged, test=ragged)
-    assert "it['train'] is a Dataset, not an array; give one Dataset" in refused(lambda: examples(both, "it"))
-    stream = ragged.to_iterable_dataset()
-    assert "is a IterableDataset, which has no length" in refused(lambda: examples(stream, "it"))
-    assert "it has no records" in refused(lambda: examples(hugging(a=[], label=[]), "it"))
-
-
 def test_frames_want_a_schema() -> None:
     pd = pytest.importorskip("pandas")
     frame = pd.DataFrame({"a": [1.0, 2.0], "label": [0, 1]})

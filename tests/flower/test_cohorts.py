@@ -204,42 +204,6 @@ def test_garbage_voids_the_round(clinics, train, tmp_path, how, code):
     assert theta(tmp_path / "run").isfinite().all()
 
 
-def test_what_is_no_message_is_dropped_and_its_sender_left_out(clinics, train, tmp_path):
-    clinics.fault = lambda node, question, answer: [
-        reply(question, payload=b"garbage") if node == 100 and question.metadata.group_id == "0" else answer()
-    ]
-    assert train(clinics)["dropped"] == {"payload-length": 1, "void-missing": 1}
-    assert rounds(tmp_path) == [0, 3, 4]
-
-
-def test_a_replay_of_an_older_round_is_no_message_of_this_one(clinics, train, tmp_path):
-    kept: list[bytes] = []
-
-    def replay(node, question, answer):
-        found = answer()
-        if node == 101 and question.metadata.message_type == "train":
-            kept.append(found.content["update"]["payload"])
-            if question.metadata.group_id == "1":
-                return [reply(question, payload=kept[0])]
-        return [found]
-
-    clinics.fault = replay
-    assert train(clinics)["dropped"] == {"payload-round": 1, "void-missing": 1}
-
-
-def test_someone_elses_message_leaves_masks_that_do_not_cancel(clinics, train):
-    kept: dict[str, bytes] = {}
-
-    def copy(node, question, answer):
-        found = answer()
-        if question.metadata.group_id == "1":
-            return [reply(question, payload=kept.setdefault("first", found.content["update"]["payload"]))]
-        return [found]
-
-    clinics.fault = copy
-    assert train(clinics)["dropped"] == {"void-check": 1}
-
-
 def answer_of(grid: LocalGrid, node: int, question: Message, **changes: Any) -> dict[str, Any]:
     """What the node says to the same question with other terms."""
     terms = ConfigRecord(dict(question.content["terms"]) | changes)

@@ -330,19 +330,6 @@ def test_a_replay_of_an_older_round_is_dropped(simulation, train):
     assert summary["dropped"] == {"payload-round": 2}
 
 
-def test_someone_elses_update_is_dropped(simulation, train):
-    first: dict[str, bytes] = {}
-
-    def copy(node: int, question: Message, answer: Any) -> list[Message]:
-        honest = answer()
-        mine = honest.content["update"]["payload"]
-        return [reply(question, payload=first.setdefault(question.metadata.group_id, mine))]
-
-    simulation.fault = copy
-    summary = train(simulation)
-    assert summary["dropped"] == {"payload-seed": 6}  # of three agents in three rounds, one a round is honest
-
-
 def test_late_replies_are_fetched_and_counted(simulation, train):
     held: list[Message] = []
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import html
 import json
-import re
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +12,7 @@ from typer.testing import CliRunner
 import fedspa
 from fedspa.cli import app
 from fedspa.runs.config import load
-from fedspa.runs.defaults import FOLLOWING, WHY, chosen, noise_to_signal, rounds_with
-from fedspa.runs.sections import Tuning
+from fedspa.runs.defaults import FOLLOWING, noise_to_signal, rounds_with
 from fedspa.runs.setup import prepare
 from fedspa.tuning.suggest import suggest_for
 
@@ -36,23 +33,6 @@ def test_every_record_in_each_step_and_as_far_as_noise_lets_it(tmp_path: Path) -
     walk = algorithm.local_lr * config.privacy.clip_value * 3 * 5
     assert walk == pytest.approx(min(10 / ratio, 5 * 3 * 5), rel=0.01)
     assert result.summary["score_last"] > 0.6
-
-
-def test_the_run_says_what_it_chose_and_why(tmp_path: Path) -> None:
-    """On the screen and in the report, each key with its value; keys that were named or tried are not among them."""
-    text = "[federation]\nagents = 8\nrounds = 2\n[privacy]\nepsilon = 2.0\n[algorithm]\nlocal_lr = 0.5\n"
-    (tmp_path / "config.toml").write_text(text)
-    words = ["run", str(tmp_path / "config.toml"), "--out", str(tmp_path / "run")]
-    printed = CliRunner().invoke(app, words, catch_exceptions=False).output
-    config = load(tmp_path / "run" / "config.toml")
-    page = (tmp_path / "run" / "report.html").read_text("utf-8")
-    for key, value, why in chosen(config):
-        assert f"Chosen {key} = {value}: {why}" in " ".join(printed.split())
-        assert {key, why} <= set(re.findall(r">([^<>]+)<", html.unescape(page)))
-    assert [key for key, *_ in chosen(config)] == config.run.chosen == sorted({*FOLLOWING} - {"algorithm.local_lr"})
-    tried = config.model_copy(update={"tuning": Tuning(candidates=[{"algorithm.server_lr": 3.0}])})
-    assert "algorithm.server_lr" not in [key for key, *_ in chosen(tried)]
-    assert {*FOLLOWING, "federation.agents", "algorithm.server_options.beta1"} == WHY.keys()
 
 
 def test_what_is_set_stays_and_the_rate_follows_from_it() -> None:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import fedspa
-from fedspa.errors import ConfigError, DataError
+from fedspa.errors import DataError
 from fedspa.report.card import card
 from fedspa.running import run as simulate
 from fedspa.runs.config import load, to_toml
@@ -129,22 +129,6 @@ def test_agents_are_those_of_the_table_and_persons_are_held_out_whole() -> None:
     assert visits[np.setdiff1d(np.arange(60), kept)].sum() == len(data.test_y)
 
 
-REFUSED: dict[str, tuple[dict[str, Any], list[str]]] = {
-    "no columns": ({"columns": None, "agent": None}, ["data.name is 'visits.csv', a table", "[data.table.columns]"]),
-    "columns of mnist": ({"name": "mnist"}, ["data.table is for a table", "'mnist'"]),
-    "features": ({"features": "aligned"}, ["data.features is 'aligned'", "images"]),
-    "agents twice": ({"partition": "shards"}, ["data.partition is 'shards'", "'clinic'"]),
-}
-
-
-@pytest.mark.parametrize("name", REFUSED)
-def test_what_does_not_go_together(folder: Path, name: str) -> None:
-    changes, words = REFUSED[name]
-    with pytest.raises(ConfigError) as caught:
-        fedspa.run(config(changes))
-    refused(caught.value, words, folder)
-
-
 def refused(error: Exception, words: list[str], folder: Path) -> None:
     assert "\n" not in str(error)
     for word in words:
@@ -163,10 +147,3 @@ def test_without_a_split_some_must_be_held_out(folder: Path) -> None:
     assert fedspa.run({**given, "data": {"holdout": 0.2}, "task": {"name": "regression"}}, data=data).summary[
         "unit"
     ] == ("person")
-
-
-def test_a_table_does_not_stand_beside_data_that_was_given(folder: Path) -> None:
-    x, y = np.zeros((40, 2)), np.arange(40) % 2
-    with pytest.raises(ConfigError) as caught:
-        fedspa.run(config(), data=fedspa.from_arrays(x, y, x, y, name="mine"))
-    refused(caught.value, ["data.table describes the table 'visits.csv'"], folder)

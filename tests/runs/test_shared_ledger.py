@@ -20,7 +20,6 @@ from fedspa.privacy.accounting import epsilon
 from fedspa.privacy.event import shown
 from fedspa.report import render
 from fedspa.report.record import promise, read
-from fedspa.runs import rundir
 
 
 def records(shift: float = 0.0, **more: Any) -> Dataset:
@@ -71,20 +70,6 @@ def test_other_records_add_up_too(tmp_path: Path) -> None:
     trained(tmp_path / "a", records())
     found = trained(tmp_path / "b", records(shift=1e-3)).summary
     assert found["epsilon_total"] > found["epsilon"]
-
-
-def test_search_and_run_add_up(tmp_path: Path) -> None:
-    values = {
-        "federation": {"agents": 3, "per_round": 3, "rounds": 4},
-        "algorithm": {"batch": 20, "local_steps": 2},
-        "privacy": {"delta": 1e-4},
-        "run": {"out": str(tmp_path / "tuned")},
-    }
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        tuned = fedspa.tune(values, epsilon=2.0, proxy=False, data=records()).summary
-    found = trained(tmp_path / "after", records()).summary
-    assert found["epsilon_total"] > max(tuned["epsilon"], found["epsilon"])
 
 
 def test_a_killed_run_resumes_in_the_ledger_that_it_shares(tmp_path: Path) -> None:
@@ -146,52 +131,6 @@ def test_hospitals_of_other_names_are_not_counted_and_a_note_says_so(tmp_path: P
     assert second.summary["epsilon_total"] == pytest.approx(second.summary["epsilon"])
     assert any("not counted, since their agents have other names: 1" in each for each in second.summary["warnings"])
     assert third.summary["epsilon_total"] > max(each.summary["epsilon"] for each in (first, second, third))
-
-
-def test_the_first_card_has_each_agents_total_by_name(tmp_path: Path) -> None:
-    """South takes part in the second run alone, and has spent less."""
-    x, y = np.asarray(records().train_x), np.asarray(records().train_y)
-    parts = {name: fedspa.from_arrays(x[:150], y[:150], x[:9], y[:9], name=name) for name in ("north", "south")}
-    few = {"federation": {"agents": 1, "per_round": 1}}
-    trained(tmp_path / "a", fedspa.from_agents({"north": parts["north"]}, name="one"), **few)
-    result = trained(tmp_path / "b", fedspa.from_agents(parts, name="two"), federation={"agents": 2, "per_round": 2})
-    with Ledger.open(tmp_path / "ledger.sqlite", create=False) as ledger:
-        north, south = (shown(ledger.epsilon(name, 1e-4, "add-remove")) for name in ("north", "south"))
-    assert north > south == shown(result.summary["epsilon"])
-    page = render([read(result.folder)])
-    assert f"in the ledger ε\u00a0=\u00a0{north} in total so far (north {north}, south {south})" in page
-
-
-def test_a_runs_name_is_cut_alike_on_the_screen_and_in_the_report(tmp_path: Path) -> None:
-    for name in ("a" * 60, "b" * 60):
-        result = trained(tmp_path / name, records())
-    shows = CliRunner().invoke(app, ["ledger", "show", str(result.folder)], catch_exceptions=False).output
-    listed = [line.split()[1].rstrip(":") for line in shows.splitlines() if line.startswith("run ")]
-    assert len(listed) == len(set(listed)) == 2
-    assert all(name in render([read(result.folder)]) for name in listed)
-
-
-@pytest.mark.parametrize(
-    ("name", "begins"),
-    [("sites/*.csv", "fedspa-sites-2"), ("*.csv", "fedspa-data-2"), ("a/north.csv|b/x.csv", "fedspa-north-2")],
-)
-def test_a_pattern_has_a_readable_folder(name: str, begins: str) -> None:
-    config = fedspa.load({"privacy": {"epsilon": 2.0}})
-    assert rundir._dated(config, name).name.startswith(begins)
-
-
-def test_units_that_do_not_add_up_leave_a_report_without_a_total(tmp_path: Path) -> None:
-    """Numbered agents may hold each other's records, and an agent that took part in neither unit's rounds is none."""
-    few = {"agents": 12, "per_round": 1, "rounds": 1}
-    persons = trained(
-        tmp_path / "a", records(persons=np.arange(300) // 2), federation=few, algorithm={"batch": 10}, run={"seed": 5}
-    )
-    own = trained(tmp_path / "b", records(), federation={"agents": 1, "per_round": 1})
-    for result in (persons, own):
-        page = render([read(result.folder)])
-        assert f"ε\u00a0=\u00a0{shown(result.summary['epsilon'])}" in page
-        assert "with 1 other run in the ledger no ε can be stated in total" in page
-        assert "some of these participations protect each record and some each person" in page
 
 
 def test_ledger_show_lists_the_runs(tmp_path: Path) -> None:

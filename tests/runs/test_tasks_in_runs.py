@@ -57,15 +57,6 @@ class TestNames:
         assert by_config.summary["task"] == "regression"
         assert load(tmp_path / "b" / "config.toml").task.options == {"loss": "huber"}
 
-    def test_a_name_in_python_is_checked_against_the_options(self, tmp_path: Path) -> None:
-        with pytest.raises(ConfigError, match=r"unknown key task.options.loss; allowed: weights"):
-            simulate(
-                config(tmp_path / "run", name="regression", options={"loss": "mae"}), data=numbers(), task="binary"
-            )
-        with pytest.raises(ConfigError, match=r"task.options has label_smoothing; task 'given:"):
-            simulate(config(tmp_path / "run", options={"label_smoothing": 0.1}), task=own_loss)
-        assert not (tmp_path / "run").exists()
-
     @pytest.mark.parametrize(
         ("name", "options", "said"),
         [
