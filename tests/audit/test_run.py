@@ -1,16 +1,26 @@
 """The audit's result, its runner and its command line."""
 
+from __future__ import annotations
+
 import json
 from dataclasses import replace
+from typing import Any
 
+import numpy as np
 import pytest
+import torch
+from torch import Tensor
 from typer.testing import CliRunner
 
 from fedspa.audit.audited import Audited, Setting, of_config
 from fedspa.audit.gaussian import GAUSSIAN
+from fedspa.audit.release import part_question
 from fedspa.audit.statistics import Check, Finding, Question, Report, certain
 from fedspa.cli import app
+from fedspa.data import dataset
+from fedspa.data.columns import checked
 from fedspa.errors import ConfigError
+from fedspa.learning.tasks.totals import Block, Layout
 
 
 def _check(name, unit, claimed, seen, holds=True, confidence=0.99):
@@ -143,3 +153,56 @@ def test_the_runner_shares_the_rate_out_by_what_questions_declare():
     report = Audited("any", dict, lambda *_: asked).audit(Setting(), {})
     assert [1 - check.confidence for check in report.checks] == pytest.approx([0, 0.25e-4, 0.25e-4, 0.5e-4], abs=1e-12)
     assert report.checks[3].claimed == 0.5e-4
+
+
+# The audit of a release: what one record or person adds, held on production and with a known fault in it.
+
+COLUMNS = {
+    "age": {"kind": "number", "range": [0, 100]},
+    "weight": {"kind": "number", "range": [0, 200], "missing": "indicator"},
+    "seen": {"kind": "date", "range": ["2020-01-01", "2020-12-31"], "parts": ["days", "month"]},
+    "ward": {"kind": "category", "categories": ["a", "b", "c"]},
+}
+
+TARGETS: dict[str, dict[str, Any]] = {
+    "classes": {"ill": {"kind": "flag", "target": True}},
+    "number": {"cost": {"kind": "number", "range": [0, 9], "target": True}},
+    "flags": {name: {"kind": "flag", "target": True} for name in ("a", "b")},
+}
+
+
+def part(kind: str = "classes", unit: Any = "record", **options: Any) -> Any:
+    layout = Layout.of(checked({"columns": {**COLUMNS, **TARGETS[kind]}}), options)
+    return part_question(layout, unit, 3, torch.Generator().manual_seed(0)).answer(0.0)
+
+
+@pytest.mark.parametrize("unit", ["record", "person"])
+@pytest.mark.parametrize("kind", TARGETS)
+def test_one_part_stays_within_the_bound(kind: str, unit: str) -> None:
+    assert part(kind, unit).holds
+    assert part(kind, unit).lower_bound > 0.5  # the extremes come near
+    assert part("classes", unit, by_class=True, shares={"age": 4.0}).holds
+
+
+@pytest.mark.parametrize("unit", ["record", "person"])
+def test_a_range_that_is_not_enforced_is_caught(monkeypatch: pytest.MonkeyPatch, unit: str) -> None:
+    honest = Block.vectors
+
+    def unclamped(self: Block, x: Tensor, y: Tensor) -> Tensor:
+        found = honest(self, x, y)
+        if self.kind == "moments" and not self.of_target:
+            found[:, 0] = self.weight / 2**0.5 * x[:, self.start]
+        return found
+
+    monkeypatch.setattr(Block, "vectors", unclamped)
+    assert not part(unit=unit).holds
+
+
+def test_a_person_who_is_counted_twice_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    honest = dataset.grouped
+
+    def twice(x: Any, y: Any, of: Any, most: int, draws: Any) -> Any:
+        return honest(x, y, 2 * of + np.arange(len(of)) % 2, most, draws)
+
+    monkeypatch.setattr(dataset, "grouped", twice)
+    assert not part(unit="person").holds
