@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
@@ -51,6 +52,13 @@ def deployment(tmp_path: Path) -> LocalGrid:
             "ledger": str(home / "ledger.sqlite"),
         }
     return LocalGrid(nodes, DEPLOYMENT | {"run.out": str(tmp_path / "run")})
+
+
+@pytest.fixture
+def disk() -> Iterator[Path]:
+    """A folder on a disk: a site does not start where its ledger is in memory, as `tmp_path` may be."""
+    with tempfile.TemporaryDirectory() as folder:
+        yield Path(folder)
 
 
 @pytest.fixture
