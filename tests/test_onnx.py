@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -91,12 +90,3 @@ def test_what_cannot_be_written_as_onnx_is_said_in_a_line(tmp_path: Path, capfd:
     assert capfd.readouterr() == ("", "")
     assert "\n" not in str(caught.value)
     assert not (tmp_path / "model.onnx").exists()
-
-
-def test_the_extra_is_named_where_it_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    result = fedspa.run(small(tmp_path / "run"))
-    for name in ("onnx", "onnxscript"):
-        monkeypatch.setitem(sys.modules, name, None)
-    monkeypatch.setattr("fedspa.result.find_spec", lambda name: None)
-    with pytest.raises(ConfigError, match=r"ONNX needs onnx and onnxscript; pip install 'fedspa\[onnx\]'"):
-        result.export_onnx(tmp_path / "model.onnx")

@@ -10,12 +10,10 @@ from fedspa.errors import DataError
 from fedspa.examples import (
     Tree,
     count,
-    in_float64,
     joined,
     layout,
     leaves,
     mapped,
-    named_leaves,
     require_aligned,
     single_examples,
     split,
@@ -50,17 +48,6 @@ def test_how_all_lie_does_not_show_in_one() -> None:
     turned = torch.rand(4, 5, 5, 3).permute(0, 3, 1, 2)
     for whole in (turned, turned[1:3], turned.contiguous(), taken(turned, torch.tensor([2, 0]))):
         assert {one.stride() for one in single_examples(whole) if isinstance(one, torch.Tensor)} == {(75, 25, 5, 1)}
-
-
-def test_the_way_to_each_leaf_is_its_name() -> None:
-    assert [name for name, _ in named_leaves((IMAGE, {"text": (IDS, MASK)}))] == ["0", "1.text.0", "1.text.1"]
-    assert layout({"ids": IDS, "mask": MASK}) == "ids (3,) int64, mask (3,) bool"
-    assert layout(IMAGE) == "(1, 2, 2) float32"
-
-
-def test_only_floats_change_their_precision() -> None:
-    found = in_float64((IMAGE, {"text": (IDS, MASK)}))
-    assert [leaf.dtype for leaf in leaves(found)] == [torch.float64, torch.int64, torch.bool]
 
 
 def test_taking_and_blanks_keep_the_layout() -> None:

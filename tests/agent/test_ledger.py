@@ -263,19 +263,6 @@ class TestRefused:
         self.altered(path, statement)
         self.refused(path, "disagree|spends are missing")
 
-    def test_truncated(self, path: Path) -> None:
-        self.altered(path)
-        path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
-        with pytest.raises(LedgerError, match=r"damaged|cannot be relied on"):
-            Ledger.open(path)
-
-    def test_log_without_its_file(self, path: Path) -> None:
-        ledger = Ledger.open(path)
-        ledger.reserve("a", EVENT, "run", "0")
-        path.unlink()
-        self.refused(path, "a ledger was removed")
-        ledger.close()
-
     def altered(self, path: Path, *statements: str) -> None:
         with Ledger.open(path) as ledger:
             for number in range(3):

@@ -21,8 +21,7 @@ from fedspa.data.dataset import Dataset
 from fedspa.errors import ConfigError, DataError
 from fedspa.learning.tasks.base import auc
 from fedspa.privacy.event import shown
-from fedspa.report import render
-from fedspa.report.record import promise, read
+from fedspa.report.record import read
 from fedspa.runs.setup import holdings_of, prepare
 
 AGENTS = 3
@@ -128,18 +127,6 @@ def test_it_adds_to_the_budget_of_the_training(trained, tmp_path: Path) -> None:
         assert {sum(ledger.spent(f"agent-{number}").values()) for number in range(AGENTS)} == {4}
 
 
-def test_a_policy_refuses_what_its_budget_does_not_cover(trained, tmp_path: Path) -> None:
-    data = dataset()
-    policy = tmp_path / "policy.toml"
-    policy.write_text(
-        'epsilon = 3.2\ndelta = 1e-4\nneighbours = "add-remove"\nmin_noise_multiplier = 0.01\nmax_local_steps = 100\n'
-        'max_rounds = 100\nmax_compression = 1.0\nclippings = ["l2", "coordinate"]\n'
-    )
-    run = trained(data, privacy={"noise": "secure"}, run={"out": str(tmp_path / "run"), "policy": str(policy)})
-    with pytest.raises(fedspa.FedspaError, match=r"budget|cap|left"):
-        evaluated(run, data, tmp_path, epsilon=2.0)
-
-
 class TestHoldout:
     def test_who_is_held_out_depends_on_nobody_else(self) -> None:
         """With a record less, all others stay where they are."""
@@ -226,23 +213,6 @@ def test_the_command(tmp_path: Path, monkeypatch) -> None:
     missing = runner.invoke(app, ["evaluate", "run"])
     assert "--epsilon is missing" in str(missing.exception)
     assert "evaluated a model" in str(runner.invoke(app, ["stats", "scores"]).exception)
-
-
-def test_the_report_of_the_training_counts_its_own_entries_and_states_the_total(trained, tmp_path: Path) -> None:
-    """The release wrote into the same ledger: it is another run, and ε of both together stands beside the run's own."""
-    data = dataset()
-    run = trained(data, privacy={"noise": "secure"})
-    before = promise(read(run))
-    total = evaluated(run, data, tmp_path, epsilon=0.5).summary["epsilon_total"]
-    after, record = promise(read(run)), read(run)
-    assert before is not None
-    assert after is not None
-    assert after.counts == before.counts == {f"agent-{number}": 3 for number in range(AGENTS)}
-    assert after.facts["epsilon"] == before.facts["epsilon"]
-    assert before.facts["epsilon_total"] is None
-    assert after.facts["epsilon_total"] == total > after.facts["epsilon"]
-    assert record.problems == []
-    assert f"with 1 other run in the ledger ε\u00a0=\u00a0{shown(total)} in total so far" in render([record])
 
 
 def test_the_training_shows_what_its_evaluation_found(trained, tmp_path: Path) -> None:

@@ -19,7 +19,6 @@ from fedspa.audit.statistics import Check, Finding, Question, Report, certain
 from fedspa.cli import app
 from fedspa.data import dataset
 from fedspa.data.columns import checked
-from fedspa.errors import ConfigError
 from fedspa.learning.tasks.totals import Block, Layout
 
 
@@ -72,34 +71,6 @@ def test_json_has_the_four_figures_and_the_checks():
 
 def _audit(*arguments):
     return CliRunner().invoke(app, ["audit", "--draws", "300", *arguments])
-
-
-def test_json_of_an_audit_that_holds():
-    result = _audit("--json")
-    assert result.exit_code == 0, result.output
-    answer = json.loads(result.stdout)
-    assert answer["holds"] is True
-    assert 0 < answer["lower_bound"] <= answer["claimed"]
-    assert 0.9999 < answer["confidence"] < 1
-    assert all(check["holds"] for check in answer["checks"])
-
-
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [(("--set", "privacy.clip=norm"), "privacy.clip is 'norm'"), (("--set", "algorithm.name=fedavg"), "fedavg")],
-)
-def test_bad_flags_say_what_is_allowed(arguments, words):
-    result = _audit(*arguments)
-    assert isinstance(result.exception, ConfigError)
-    assert words in str(result.exception)
-
-
-def test_keys_of_the_quickstart_can_be_set():
-    result = _audit("--set", "privacy.noise=seeded", "--set", "privacy.sampling=fixed", "--json")
-    assert result.exit_code == 0, result.output
-    answer = json.loads(result.stdout)
-    assert answer["notes"]  # seeded noise is no protection
-    assert {"pair, replace-one"} == {check["name"] for check in answer["checks"] if check["name"].startswith("pair")}
 
 
 def test_an_audit_of_recovery_says_that_its_exchanges_are_not_attacked():

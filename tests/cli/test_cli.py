@@ -10,7 +10,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,6 @@ from fedspa.agent.ledger.ledger import Ledger
 from fedspa.algorithms.cpsgd.plan import BinomialEvent
 from fedspa.cli import app
 from fedspa.data.findings import config_of_tables
-from fedspa.mechanisms.gaussian.plan import compare
 
 Call = Callable[..., tuple[int, str, str]]
 
@@ -71,17 +69,6 @@ def test_a_runs_ledger_is_shown_under_the_runs_own_terms(call: Call, tmp_path: P
     (tmp_path / "here" / "config.toml").unlink()
     (agent, *_) = json.loads(call("ledger show here/ledger.sqlite --json")[1])["agents"]
     assert (agent["delta"], agent["neighbours"]) == (1e-3, "add-remove")
-
-
-def test_privacy_prints_every_row(call: Call) -> None:
-    code, out, _ = call(f"privacy {SETTING} --epsilon 1 --json")
-    rows = json.loads(out)["rows"]
-    assert code == 0
-    setting = {"batch": 10, "records": 600, "local_steps": 300, "participations": 5, "delta": 1e-3}
-    assert rows == [asdict(row) for row in compare(epsilon=1.0, **setting)]
-    code, out, _ = call(f"privacy {SETTING} --noise 1.83")
-    assert code == 0
-    assert "ε = 0.996 at" in out  # Poisson, add-remove, PLD: 0.99591, rounded up
 
 
 def test_privacy_prints_no_epsilon_below_the_true_one(call: Call) -> None:

@@ -10,59 +10,6 @@ import pytest
 
 from fedspa.cli import main
 
-# Every command that is given a folder or a file by name.
-OF_A_PATH = [
-    "new {}",
-    "new {} --flower",
-    "site new {}",
-    "site new deep/{} --agent north",
-    "server new {} --name localhost",
-    "site check {}",
-    "server run {}",
-    "site pin {} {}",
-    "site status {}",
-    "server status {}",
-    "run --out {}",
-    "run --resume {}",
-    "run {}",
-    "tune --resume {}",
-    "tune --set data.holdout=0.2 --epsilon 2 --out {}",
-    "report {}",
-    "export {} card.md",
-    "export {} model.onnx",
-    "ledger verify {}",
-    "ledger show {}",
-    "data check {} --schema {}",
-]
-
-
-def called(words: list[str], monkeypatch: pytest.MonkeyPatch) -> object:
-    monkeypatch.setattr(sys, "argv", ["fedspa", *words])
-    with pytest.raises(SystemExit) as stop:
-        main()
-    return stop.value.code
-
-
-@pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    (tmp_path / "here").mkdir()
-    monkeypatch.chdir(tmp_path / "here")
-    return tmp_path / "here"
-
-
-@pytest.mark.parametrize("words", OF_A_PATH)
-def test_a_loop_of_links_is_a_path_that_cannot_be_used(
-    words: str, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    Path("loop").symlink_to("loop")
-    Path("deep").symlink_to("deep")
-    assert called(words.format("loop", "loop").split(), monkeypatch) in (1, 2)
-    said = capsys.readouterr().err
-    assert "bug" not in said
-    assert len(said.splitlines()) <= 1
-    assert sorted(path.name for path in folder.iterdir()) == ["deep", "loop"]
-
-
 # What a command leaves where it could not do its work: a line, an exit code, nothing in the way of the next try.
 
 PRIVACY = "privacy --batch 9 --records 9 --local-steps 1 --participations 1 --delta 1e-3 --noise 1 --json"

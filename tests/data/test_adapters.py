@@ -31,22 +31,6 @@ def test_examples_without_targets_have_a_row_with_nothing_in_it() -> None:
     assert data.train_y.shape == (4, 0)
 
 
-@pytest.mark.parametrize(
-    ("train", "test", "options", "says"),
-    [
-        (examples(labels=[0] * 4), None, {"target": "age"}, "'age' must be among them"),
-        (examples(labels=[0, 1]), None, {}, "x has 4 records and y has 2"),
-        (examples(labels=[0, 1, 1, 0]), None, {"owners": [0, 1]}, "owners must be one number from 0 on per training"),
-        (examples(labels=[0, 1, 1, 0]), None, {"owners": [0.5] * 4}, "owners are object of shape"),
-        (examples(labels=[0, 1, 1, 0]), None, {"persons": ["a", None, "b", "c"]}, "1 of 4 ids are missing, as None"),
-    ],
-)
-def test_what_cannot_be_used_is_refused_in_one_line(train: Any, test: Any, options: dict[str, Any], says: str) -> None:
-    with pytest.raises(fedspa.FedspaError, match=says) as refusal:
-        fedspa.from_examples(train, train if test is None else test, **{"name": "d", **options})
-    assert "\n" not in str(refusal.value)
-
-
 def test_whose_records_they_are() -> None:
     data = fedspa.from_arrays(X, Y, X, Y, name="d", owners=["b", "a", "b", "a"], persons=[17, 4, 17, 3])
     assert data.owners is not None

@@ -10,12 +10,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-import tomli_w
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from fedspa import toml
 from fedspa.data.columns import (
     Category,
     Date,
@@ -225,12 +223,6 @@ def test_a_wrong_column_is_one_line(columns: dict[str, Any], words: str) -> None
     assert "\n" not in str(caught.value)
 
 
-def test_too_many_features() -> None:
-    words = {"kind": "category", "categories": [f"w{i}" for i in range(10_000)]}
-    with pytest.raises(ConfigError, match="makes 110000 features"):
-        schema(**{f"c{i}": words for i in range(11)})
-
-
 def test_a_config_is_a_schema(tmp_path: Path) -> None:
     path = tmp_path / "config.toml"
     path.write_text(
@@ -242,23 +234,6 @@ def test_a_config_is_a_schema(tmp_path: Path) -> None:
     assert list(made.columns) == ["age", "sick"]
     with pytest.raises(ConfigError, match=r"unknown key 'data\.name'"):
         load_schema(path)
-
-
-def test_a_schema_survives_toml_and_json() -> None:
-    first = checked(
-        {
-            "columns": {
-                "age": {**AGE, "missing": 50},
-                "sex": {"kind": "category", "categories": ["f", "true"], "missing": "true"},
-                "ill": {"kind": "flag", "missing": True},
-                "note": {"kind": "ignore"},
-                "sick": SICK,
-            },
-            "person": "id",
-        }
-    )
-    assert checked(toml.parse(tomli_w.dumps(first.model_dump(exclude_none=True)))) == first
-    assert Schema.model_validate_json(first.model_dump_json()) == first
 
 
 VALUES = st.recursive(

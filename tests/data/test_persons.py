@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from fedspa.data.adapters import from_arrays
-from fedspa.data.dataset import Dataset, grouped, labels_of, numbered, owners_of, view
+from fedspa.data.dataset import Dataset, grouped, owners_of, view
 from fedspa.data.datasets import load
 from fedspa.errors import DataError
 
@@ -50,22 +50,10 @@ def test_which_records_count_is_uniform() -> None:
     assert all(140 < times < 265 for times in seen.values())  # 200 ± 5 standard deviations
 
 
-def test_numbers_and_labels_of_persons() -> None:
-    assert numbered(PERSONS).tolist() == [1, 0, 1, 2, 1, 0]
-    assert labels_of(PERSONS, np.array([7, 3, 7, 5, 3, 9])).tolist() == [3, 7, 5]
-
-
 def test_a_person_is_at_one_agent() -> None:
     assert owners_of(PERSONS, np.array([1, 0, 1, 2, 1, 0])).tolist() == [0, 1, 2]
     with pytest.raises(DataError, match=r"person 4 has records at agents 0 and 1: .*number persons anew at each agent"):
         owners_of(PERSONS, np.array([1, 0, 0, 2, 1, 0]))
-
-
-@pytest.mark.parametrize("ids", [["a", "b", "a"], np.array([7, 2**60, 7]), [b"a", b"b", b"a"]])
-def test_ids_are_numbers_or_texts(ids: Any) -> None:
-    made = from_arrays(np.zeros((3, 2)), [0, 1, 0], np.zeros((2, 2)), [0, 1], name="d", persons=ids)
-    assert made.persons is not None
-    assert made.persons.tolist() in ([0, 1, 0], [1, 0, 1])
 
 
 @pytest.mark.parametrize(

@@ -46,11 +46,6 @@ def test_every_failure_is_one_line_that_quotes_the_name(here: Path, body: str, f
     assert f"data.name = '{module}:{function}'" in str(caught.value)
 
 
-def test_a_module_that_is_nowhere_comes_with_a_way_out(here: Path) -> None:
-    with pytest.raises(DataError, match=r"; put my_own_data beside the config, start fedspa in the fol"):
-        plugin.resolve("my_own_data.deep:load", key="data.name", error=DataError)
-
-
 def project(folder: Path, number: int, top: str = "fedspa_plugin_project") -> Path:
     """A project with a config, and a module of its own by a name that others use too."""
     folder.mkdir()

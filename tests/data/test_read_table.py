@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 
 from fedspa.data import table as table_module
 from fedspa.data.columns import Schema, checked
-from fedspa.data.findings import examine
 from fedspa.data.table import Table, from_frame, read_table
 from fedspa.errors import DataError
 
@@ -67,12 +66,6 @@ def test_a_table_becomes_features_targets_owners_and_persons(tmp_path: Path) -> 
     assert table.test is None
     assert table.bad == ()
     assert (table.target_scale, table.target_offset) == ((200.0,), (200.0,))
-
-
-def test_the_order_of_the_files_columns_changes_nothing(tmp_path: Path) -> None:
-    first = read_table(written(tmp_path, HEADER, *ROWS), SCHEMA, strict=True)
-    turned = [",".join(reversed(line.split(","))) for line in (HEADER, *ROWS)]
-    assert same(first, read_table(written(tmp_path, *turned), SCHEMA, strict=True))
 
 
 def test_bom_carriage_returns_quotes_blanks_and_empty_lines(tmp_path: Path) -> None:
@@ -192,14 +185,6 @@ def test_what_all_records_share_is_refused(tmp_path: Path, text: str, words: str
     assert words in refused(tmp_path / "table.csv", strict=strict)
 
 
-def test_files_that_are_none(tmp_path: Path) -> None:
-    (tmp_path / "table.txt").write_text("a")
-    assert "neither .csv nor .parquet" in refused(tmp_path / "table.txt")
-    (tmp_path / "folder.csv").mkdir()
-    for name in ("folder.csv", "not-there.csv", "nul\0.csv", "a" * 300 + ".csv"):
-        assert "is no file" in refused(tmp_path / name)
-
-
 @settings(max_examples=60)
 @given(
     place=st.integers(0, 2),
@@ -273,12 +258,6 @@ def test_parquet_gives_what_csv_gives(tmp_path: Path) -> None:
     assert torch.equal(shown.x, first.x)
 
 
-def test_a_bad_row_of_parquet(tmp_path: Path) -> None:
-    path = parquet(tmp_path / "table.parquet", arrow(sex=["f", "x", "m"]))
-    assert "row 2, column 'sex': 'x' is no category" in refused(path)
-    assert read_table(path, SCHEMA, strict=False).bad == (1,)
-
-
 def test_text_in_parquet_that_is_not_utf8_costs_one_record(tmp_path: Path) -> None:
     pa = pytest.importorskip("pyarrow")
     bad = pa.array([b"f", b"\xff", b"m"]).view(pa.string())
@@ -330,38 +309,3 @@ def test_a_frame_gives_what_csv_gives(tmp_path: Path) -> None:
     assert same(first, from_frame(pd.read_csv(path), SCHEMA))
     assert same(first, from_frame(pd.read_csv(path).convert_dtypes(), SCHEMA))
     assert same(first, from_frame(arrow().to_pandas(), SCHEMA))
-
-
-def test_frames_that_do_not_fit(tmp_path: Path) -> None:
-    pd = pytest.importorskip("pandas")
-    frame = pd.read_csv(written(tmp_path, HEADER, *ROWS))
-    wrong = [
-        (frame.drop(columns="sex"), "the frame has no column 'sex'"),
-        (frame.assign(x=1), "the frame has the column 'x'"),
-        (frame[["age", *frame.columns]], "the frame has more than one column 'age'"),
-        (frame.iloc[:0], "the frame has no records"),
-        (frame.assign(age="abc"), "the frame, row 0, column 'age': 'abc' is no finite number"),
-        (frame.assign(age=pd.Timestamp("2020-01-01")), "the frame, row 0, column 'age'"),
-        (frame.assign(sex=pd.NaT), "the frame, row 0, column 'sex': a value is missing"),
-        ([1, 2], "the frame cannot be read"),
-    ]
-    for given_frame, words in wrong:
-        with pytest.raises(DataError) as caught:
-            from_frame(given_frame, SCHEMA)
-        assert words in str(caught.value)
-
-
-def test_dates_in_csv_parquet_and_frames_are_the_same(tmp_path: Path) -> None:
-    pa, pandas = pytest.importorskip("pyarrow"), pytest.importorskip("pandas")
-    seen = {"kind": "date", "range": ["2020-01-01", "2020-12-31"], "parts": ["days", "month"], "missing": "indicator"}
-    schema = checked({"columns": {"seen": seen, "sick": {"kind": "flag", "target": True}}})
-    days, sick = ["2020-02-29", None, "2021-01-01"], [True, False, True]
-    (tmp_path / "a.csv").write_text("seen,sick\n2020-02-29,1\n,0\n2021-01-01,1\n")
-    frame = pandas.DataFrame({"seen": pandas.to_datetime(days), "sick": sick})
-    tables = [read_table(tmp_path / "a.csv", schema, strict=True), from_frame(frame, schema)]
-    for kind in (pa.date32(), pa.timestamp("ms")):
-        path = parquet(tmp_path / "a.parquet", pa.table({"seen": pa.array(frame["seen"], kind), "sick": sick}))
-        tables.append(read_table(path, schema, strict=True))
-    assert all(table.x.tolist() == tables[0].x.tolist() for table in tables)
-    assert tables[0].x[1].tolist() == [0.0] * 13 + [1.0]
-    assert examine(tmp_path / "a.csv", schema).clipped == {"seen": 1}

@@ -11,8 +11,6 @@ import pytest
 import fedspa
 from fedspa.agent.ledger.ledger import Ledger
 from fedspa.errors import ConfigError, DataError
-from fedspa.runs.config import to_toml
-from fedspa.runs.setup import prepare
 from fedspa.tuning.suggest import suggest_for
 
 SCHEMA: dict[str, Any] = {
@@ -67,11 +65,6 @@ def test_the_order_of_the_files_is_that_of_their_names(sites: Path) -> None:
     assert len(np.unique(data.persons)) == sum(-(-records // 2) for records in SIZES.values())
 
 
-def test_persons_of_several_files_train(sites: Path) -> None:
-    given = config(sites, person="patient", table=SCHEMA)
-    assert fedspa.run(given, progress=False).summary["unit"] == "person"
-
-
 def test_a_frame_per_agent_is_what_the_files_are(sites: Path) -> None:
     pandas = pytest.importorskip("pandas")
     given = config(sites)
@@ -86,13 +79,6 @@ def test_a_frame_per_agent_is_what_the_files_are(sites: Path) -> None:
         fedspa.run(by_file, progress=False).summary["score_last"],
     ]
     assert scores[0] == scores[1]
-
-
-def test_names_of_an_agents_column_and_of_owners() -> None:
-    x, y = np.zeros((4, 1), dtype=np.float32), np.array([0, 1, 0, 1])
-    data = fedspa.from_arrays(x, y, x, y, name="demo", owners=["b", "a", "b", "a"])
-    assert (data.agents, data.owners.tolist()) == (("a", "b"), [1, 0, 1, 0])
-    assert fedspa.from_arrays(x, y, x, y, name="demo", owners=[7, 3, 7, 3]).agents is None
 
 
 @pytest.mark.parametrize(
@@ -127,16 +113,6 @@ def test_agents_that_are_left_out_are_those_of_the_data(sites: Path) -> None:
     assert fedspa.evaluate(result.folder, epsilon=5.0, out=sites.parent / "scores").sites == list(SIZES)
     assert fedspa.statistics(given, epsilon=5.0, out=sites.parent / "numbers").sites == list(SIZES)
     assert suggest_for(fedspa.load(given)).settings["federation.agents"] == 3
-
-
-def test_agents_that_are_left_out_have_the_rounds_that_so_many_need(tmp_path: Path) -> None:
-    x, y = np.zeros((300, 2), dtype=np.float32), np.arange(300) % 2
-    parts = {f"site {n}": fedspa.from_arrays(x, y, x[:2], y[:2], name="part") for n in range(150)}
-    data = fedspa.from_agents(parts, name="many")
-    given = fedspa.load({"privacy": {"epsilon": 2.0, "noise": "seeded"}})
-    federation = prepare(given, data).config.federation
-    assert (federation.agents, federation.per_round, federation.rounds) == (150, 15, 50)
-    assert to_toml(given, given_only=True) == '[privacy]\nepsilon = 2.0\nnoise = "seeded"\n'
 
 
 def test_a_list_of_files_is_a_federation(sites: Path) -> None:

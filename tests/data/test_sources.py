@@ -83,12 +83,6 @@ def test_a_dict_has_its_target_by_name(key: str) -> None:
         assert equal((x, y), (TOKENS, torch.tensor(Y)))
 
 
-def test_the_last_of_several_is_the_target() -> None:
-    x, y, key = examples(TensorDataset(torch.tensor(X), torch.tensor(Y), torch.tensor(Y)), "it")
-    assert key is None
-    assert equal((x, y), (SAME, SAME[1]))
-
-
 @pytest.mark.parametrize(
     ("source", "x"),
     [(TOKENS, TOKENS), (X, SAME[0]), ((X, Y), SAME), (Items(lambda i: (X[i], Y[i])), SAME)],
@@ -202,14 +196,6 @@ def test_a_datasets_dataset() -> None:
     }
     for given_data in (data, data.with_format("torch"), data.select([0, 1])):
         assert equal(examples(given_data, "it")[:2], (x, torch.tensor([0, 1])))
-
-
-def test_a_datasets_dataset_that_makes_its_records_when_asked() -> None:
-    data = hugging(text=["ab", "cd"], label=[0, 1])
-    coded = data.with_transform(
-        lambda rows: {"ids": [list(map(ord, text)) for text in rows["text"]], "label": rows["label"]}
-    )
-    assert equal(examples(coded, "it")[0], {"ids": torch.tensor([[97, 98], [99, 100]])})
 
 
 def test_frames_want_a_schema() -> None:

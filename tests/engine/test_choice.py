@@ -13,7 +13,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fedspa.data.dataset import blank_person
 from fedspa.engine import Unsupported, native, traced
 from fedspa.engine.choose import EngineName, EngineRequest, choose, decide
 from fedspa.engine.native import library
@@ -21,7 +20,7 @@ from fedspa.engine.per_example import PerExampleEngine
 from fedspa.errors import ConfigError
 from fedspa.examples import Examples, blank
 from fedspa.learning.flat import FlatModel
-from fedspa.learning.tasks import Classification, PerPerson, Task
+from fedspa.learning.tasks import Classification, Task
 from fedspa.runs.sections import Run
 
 pytestmark = pytest.mark.skipif(library.library() is None, reason="the native engine was not built")
@@ -254,25 +253,6 @@ def test_obstacles_are_asked_for_once(monkeypatch: pytest.MonkeyPatch, fits: boo
     assert choice.why == "not native: it was asked" + ("" if fits else "; not traced: it was asked")
     assert (choice.make() is made) == fits
     assert asked == ["native", "traced on cpu"]
-
-
-def test_persons_have_the_obstacles_of_their_records() -> None:
-    task = PerPerson(Classification(3, label_smoothing=0.1))
-    choice = decide(
-        EngineRequest(
-            "auto",
-            nn.Sequential(chain(), nn.LayerNorm(3)),
-            blank_person(blank(SHAPE), 65),
-            "cpu",
-            1,
-            exact=False,
-            task=task,
-        )
-    )
-    too_many = "it takes up to 64 records of a person, and data.person_records is higher"
-    assert choice.passed["native"].reason.startswith(f"{too_many}; it learns classes by plain cross-entropy")
-    assert "layer LayerNorm" in choice.passed["native"].reason
-    assert choice.passed["traced"] == Unsupported(too_many, "data.person_records = 64, or less")
 
 
 def test_a_config_can_name_every_engine() -> None:

@@ -103,7 +103,3 @@ def test_one_agents_fault_stops_the_others_and_is_what_is_said() -> None:
     for tasks in ([endless, wrong], [wrong, endless], [endless, endless, wrong]):
         with pytest.raises(DataError, match="label"):
             NativeEngine(small_net(), 3).train(FlatModel(small_net()).flatten(), tasks)
-
-
-def test_a_round_of_nobody_is_a_round() -> None:
-    assert NativeEngine(small_net(), 2).train(FlatModel(small_net()).flatten(), []) == []

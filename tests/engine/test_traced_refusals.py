@@ -116,16 +116,6 @@ def test_refused_with_a_reason(name: str) -> None:
     assert "\n" not in str(found)
 
 
-@pytest.mark.filterwarnings("ignore")
-def test_auto_says_why_and_takes_another() -> None:
-    module, x = of_floats(lambda net, x: net.head(x.sort(1)[0]))
-    chosen = decide(
-        EngineRequest("auto", module, Examples(x, torch.zeros(4, dtype=torch.int64)), "cpu", 1, exact=False)
-    )
-    assert chosen.engine == "generic"
-    assert "aten.sort" in str(chosen.passed["traced"])
-
-
 def test_every_allowed_operation_is_one_of_torchs() -> None:
     """A name with a slip in it would allow nothing, and nobody would notice."""
     missing = [name for name in ALLOWED | RANDOM if not hasattr(torch.ops.aten, name)]

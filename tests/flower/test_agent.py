@@ -410,14 +410,6 @@ def test_nothing_but_ctrl_c_gets_out_of_the_app(node, monkeypatch):
     assert answer(node, message()) == {"refusal": "internal"}
 
 
-def test_the_servers_run_config_decides_nothing(node):
-    """`run.ledger`, `run.policy`, noise and data of the server's config are for simulations."""
-    theirs = {"run.ledger": "/tmp/x", "run.policy": "/tmp/y", "privacy.noise": "seeded", "simulation": True}
-    mine = read_site(node, theirs)
-    assert not mine.simulated
-    assert str(mine.ledger) == node["ledger"]
-
-
 def test_outbox_keeps_the_last_of_each_run_and_agent(tmp_path):
     outbox = Outbox(tmp_path / "ledger.sqlite", "clinic")
     assert outbox.last("a") is None

@@ -439,15 +439,3 @@ def test_settings_that_do_not_go_with_sums(clinics, train, changes, said):
     with pytest.raises(ConfigError, match=said):
         train(clinics)
     assert not clinics.sent
-
-
-def test_a_simulation_that_died_with_secure_noise_is_a_new_attempt(simulation, train, tmp_path):
-    """Its nodes have no outbox: they would mask other numbers with the same keystreams."""
-    simulation.run_config |= SUMS | {"algorithm.batch": 360, "privacy.noise": "secure"}
-    die_in_round(simulation, 1, 2)
-    with pytest.raises(Killed):
-        train(simulation)
-    simulation.fault = honest
-    train(simulation, flower__resume=True)
-    lines = [json.loads(line) for line in (tmp_path / "run/asked.jsonl").read_text().splitlines()]
-    assert [(line["round"], line.get("attempt", 1)) for line in lines][:3] == [(0, 1), (1, 1), (1, 2)]

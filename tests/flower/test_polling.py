@@ -87,11 +87,6 @@ def storing(simulation: LocalGrid) -> StoringGrid:
     return StoringGrid(simulation.nodes, simulation.run_config | {"federation.per_round": 4, "federation.rounds": 2})
 
 
-def test_honest_replies_pass(storing, train):
-    storing.spoil = stored
-    assert train(storing)["dropped"] == {}
-
-
 @pytest.mark.parametrize("spoil", HOSTILE)
 def test_a_reply_that_cannot_be_read_costs_nobody_else(storing, train, spoil):
     storing.spoil = spoil

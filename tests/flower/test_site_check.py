@@ -95,17 +95,6 @@ def test_a_wrong_key_is_named(node, more, message):
         told({**node, **more})
 
 
-def test_a_schema_of_numbers_has_no_classes(node, tmp_path: Path):
-    schema = tmp_path / "schema.toml"
-    schema.write_text(schema.read_text().split("grade")[0] + 'grade = {kind = "number", range = [0, 1], target = true}')
-    with pytest.raises(
-        ConfigError, match=r'classes is 3; the target of the schema .* is what task="regression" is for'
-    ):
-        told(node)
-    with pytest.raises(ConfigError, match=r'classes is missing; .* as task="regression"'):
-        told(without(node, "classes"))
-
-
 def test_a_policy_under_which_no_run_could_be_served(node, tmp_path: Path):
     (tmp_path / "policy.toml").write_text(POLICY.format(epsilon=8.0) + '\nunit = "record"\n')
     with pytest.raises(ConfigError, match=r"unit = 'record', and .* each person: every run would be refused"):

@@ -16,12 +16,12 @@ from fedspa.engine import EngineName
 from fedspa.engine.choose import EngineRequest, choose
 from fedspa.engine.local import engine_rows
 from fedspa.errors import ConfigError
-from fedspa.examples import Examples, Tree
+from fedspa.examples import Examples
 from fedspa.flower.trainer import trainer_for
 from fedspa.learning import models
 from fedspa.learning.agreement import Disagreement, require_agreement, synthetic_examples
 from fedspa.learning.flat import FlatModel
-from fedspa.learning.tasks import Classification, CustomLoss, PerPerson
+from fedspa.learning.tasks import Classification, PerPerson
 
 LIKE = Examples(torch.zeros(1, 4), torch.zeros(1, dtype=torch.int64))
 TASK = Classification(3)
@@ -147,16 +147,6 @@ def test_a_parameter_that_is_reached_a_second_way_is_refused_by_name(way: str, e
     # The module is tried itself, and left as it was.
     assert all(map(torch.equal, before, module.parameters()))
     assert all(isinstance(parameter, nn.Parameter) for parameter in module.parameters())
-
-
-def test_a_loss_of_its_own_is_not_blamed_for_parameters_that_no_engine_reaches() -> None:
-    def squares(module: nn.Module, example: Tree) -> Tensor:
-        assert isinstance(example, tuple)
-        found: Tensor = module(example[0])
-        return found.square().mean()
-
-    with pytest.raises(ConfigError, match=r"'w'.*otherwise than by their registration"):
-        choose(EngineRequest("auto", made(AllInDict), LIKE, "cpu", 1, exact=False, task=CustomLoss(squares)))
 
 
 def test_a_copy_whose_closure_leads_to_the_original_is_refused() -> None:

@@ -89,13 +89,6 @@ class Scaled(Mixing):
         return self.last(self.body(x)) * x.abs().max()
 
 
-class Branching(Mixing):
-    """Which way a record goes depends on the record."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.last(self.body(x if x.sum() > 0 else -x))
-
-
 CUT: dict[str, tuple[Callable[[], nn.Module], Callable[[], Tree]]] = {
     "residual": (Residual, images),
     "tied": (Tied, rows),
@@ -132,15 +125,6 @@ def test_dropout_draws_and_ends_the_body() -> None:
     torch.testing.assert_close(head.gradient(theta, made.features(x), y), expected)
 
 
-def test_dropout_in_front_leaves_nothing_and_says_why() -> None:
-    torch.manual_seed(0)
-    module = nn.Sequential(nn.Dropout(0.1), frozen(nn.Linear(16, 32)), nn.ReLU(), nn.Linear(32, 3))
-    why = found(module, rows())
-    assert isinstance(why, str)
-    assert "draws random numbers" in why
-    assert isinstance(found(module.eval(), rows()), Split)
-
-
 def test_modes_of_the_body_stay_those_of_the_split() -> None:
     module = chain()
     made = found_split(module, images())
@@ -164,13 +148,6 @@ def test_a_head_that_changes_features_in_place_gets_copies() -> None:
 @pytest.mark.parametrize(("module", "said"), [(Drawn(), "draws"), (Counting(), "what the whole module gives")])
 def test_what_cannot_be_taken_out(module: nn.Module, said: str) -> None:
     assert said in str(found(module, rows()))
-
-
-def test_all_frozen_but_biases() -> None:
-    module = nn.Sequential(nn.Linear(16, 8), nn.ReLU(), nn.Linear(8, 3))
-    for name, parameter in module.named_parameters():
-        parameter.requires_grad_(name.endswith("bias"))
-    assert "nothing comes before" in str(found(module, rows()))
 
 
 def test_features_that_are_too_large(monkeypatch: pytest.MonkeyPatch) -> None:

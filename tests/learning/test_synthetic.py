@@ -16,11 +16,10 @@ from torch import Tensor, nn
 import fedspa
 from fedspa.engine.choose import EngineRequest, choose
 from fedspa.errors import ConfigError, RunWarning
-from fedspa.examples import Examples, leaves
-from fedspa.learning.agreement import synthetic_examples
+from fedspa.examples import Examples
 from fedspa.learning.flat import FlatModel
 from fedspa.learning.models import require_fit
-from fedspa.learning.tasks import Binary, Classification, Regression, Task, TokenClassification
+from fedspa.learning.tasks import Binary, Classification, Regression, Task
 
 WORDS, LENGTH = 50, 6
 SPEC = Examples(torch.zeros(1, LENGTH, dtype=torch.int64), torch.zeros(1, dtype=torch.int64))
@@ -112,24 +111,6 @@ def test_state_that_only_some_tokens_show_is_refused(kind: Callable[[], nn.Modul
         choose(EngineRequest("auto", kind(), example_spec, "cpu", 1, exact=False, task=TASK))
 
 
-def test_integers_cover_the_vocabulary_of_each_leaf() -> None:
-    class Two(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.words, self.kinds, self.last = nn.Embedding(WORDS, 4), nn.Embedding(5, 4), nn.Linear(4, 3)
-
-        def forward(self, words: Tensor, kinds: Tensor, mask: Tensor) -> Tensor:
-            found = (self.words(words) + self.kinds(kinds)) * mask.unsqueeze(-1)
-            return self.last(found.sum(1) / mask.sum(1, keepdim=True))  # type: ignore[no-any-return]
-
-    x = {name: torch.zeros(1, 40, dtype=torch.int64) for name in ("words", "kinds", "mask")}
-    made = [each.x for each in synthetic_examples(Examples(x, SPEC.y), Two(), TASK)[:7]]
-    highest = {name: max(int(each[name].max()) for each in made if isinstance(each, dict)) for name in x}  # type: ignore[arg-type, union-attr]
-    assert highest == {"words": WORDS - 1, "kinds": 4, "mask": 1}
-    assert all(bool(leaf.any()) for leaf in leaves(made[0]))
-    assert all(isinstance(each, dict) and bool(each["mask"].any()) for each in made)  # type: ignore[union-attr]
-
-
 class Positions(Words):
     """Assigns what it has, as to bring it to the inputs' device, and cannot be traced."""
 
@@ -218,20 +199,6 @@ def test_probabilities_where_the_task_takes_logits(module: nn.Module, task: Task
         require_fit(FlatModel(module, task), example_spec, "the module")
     said = [str(each.message) for each in heard if issubclass(each.category, RunWarning)]
     assert [f"task {task.name!r} takes logits" in text for text in said] == [True] * warned
-
-
-def test_one_record_by_itself_is_asked_for_before_a_run() -> None:
-    class Tagger(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.words = nn.Embedding(WORDS, 4)
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.words(x).squeeze()  # type: ignore[no-any-return]
-
-    example_spec = Examples(SPEC.x, SPEC.x)
-    with pytest.raises(ConfigError, match=r"the module cannot take one record by itself.*\.squeeze\(\)"):
-        require_fit(FlatModel(Tagger(), TokenClassification()), example_spec, "the module")
 
 
 class Augmented(Words):

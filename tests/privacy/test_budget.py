@@ -295,18 +295,6 @@ def test_a_cap_trusts_no_cohort_that_it_does_not_allow() -> None:
     assert trusting.sees(LOCAL) == LOCAL
 
 
-@pytest.mark.parametrize(
-    "worst",
-    [
-        0.0,
-        math.nan,
-    ],
-)
-def test_a_worst_case_is_positive_and_finite(worst: float) -> None:
-    with pytest.raises(PrivacyError, match="the budget's worst_case"):
-        PrivacyBudget(1.0, 1e-3, "add-remove", worst)
-
-
 def test_a_kind_that_forgets_its_worst_case_has_no_cost() -> None:
     class Forgetful(GaussianEvent):
         members = 5  # type: ignore[assignment]

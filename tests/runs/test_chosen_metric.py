@@ -63,18 +63,6 @@ def test_it_decides_everywhere(tmp_path: Path, metric: str) -> None:
     assert not any("task.metric" in line for line in summary["warnings"])
 
 
-@pytest.mark.parametrize(("kinds", "headline"), [(2, "auc"), (3, "balanced_accuracy")])
-def test_imbalanced_classes_are_not_judged_by_accuracy(tmp_path: Path, kinds: int, headline: str) -> None:
-    result = simulate(config(tmp_path / "run"), data=classes(0.8, kinds))
-    assert result.summary["score"] == headline
-    assert any("judged by" in line and "task.metric" in line for line in result.summary["warnings"])
-    assert "held-out records are of one class" in render([read(result.folder)])
-    chosen = simulate(config(tmp_path / "own", task={"metric": "accuracy"}), data=classes(0.8, kinds))
-    assert chosen.summary["score"] == "accuracy"
-    assert not any("judged by" in line for line in chosen.summary["warnings"])
-    assert torch.equal(chosen.module[-1].weight, result.module[-1].weight)  # nothing is trained otherwise
-
-
 @pytest.mark.parametrize("lower", [False, True])
 def test_stopped_and_resumed_it_is_the_same_run(tmp_path: Path, lower: bool) -> None:
     given = {"task": {"metric": "log_loss" if lower else "average_precision"}}
@@ -151,14 +139,6 @@ class TestBalanced:
         ]
         assert torch.equal(runs[0].module[-1].weight, runs[1].module[-1].weight)
         assert fedspa.load(tmp_path / "0" / "config.toml").task.options == {"weights": "balanced"}
-
-    def test_a_class_that_is_not_held_out(self, tmp_path: Path) -> None:
-        data = classes(0.6, kinds=3)
-        data = fedspa.from_arrays(
-            data.train_x, data.train_y, data.test_x[data.test_y != 2], data.test_y[data.test_y != 2], name="two"
-        )
-        with pytest.raises(ConfigError, match=r"weights is 'balanced', and .* no record of class 2: hold out more"):
-            simulate(config(tmp_path / "run", task={"options": {"weights": "balanced"}}), data=data)
 
 
 class TestProbabilities:

@@ -14,17 +14,6 @@ from fedspa.errors import ConfigError
 from fedspa.runs.config import Config, load, to_toml
 
 
-def test_the_packaged_quickstart_is_valid_and_private() -> None:
-    config = load()
-    assert config.private
-    assert config.data.name == "digits"
-
-
-def test_written_out_and_read_back_it_is_the_same() -> None:
-    config = load(None, ["algorithm.compression=0.3", "run.seed=7"])
-    assert load(tomllib.loads(to_toml(config))) == config
-
-
 def test_overrides_take_toml_values_and_bare_words_and_can_unset() -> None:
     config = load(None, ["algorithm.server=momentum", "privacy.epsilon=none", "privacy.noise_multiplier=2"])
     assert config.algorithm.server == "momentum"

@@ -71,21 +71,6 @@ def test_momentum_takes_sums_as_far_as_noise_lets_them(epsilon: float, expected:
     assert found[0] > found[1]
 
 
-def test_momentum_of_the_config_is_taken() -> None:
-    assert rounds_with(0.5, 3) == pytest.approx(1 + 1.5 + 1.75)
-    assert rounds_with(1 - 1e-12, 50) == pytest.approx(50 * 51 / 2)
-    sums = {"privacy": {"epsilon": 8.0, "adversary": "secure-aggregation"}}
-    kept = prepare(load({**sums, "algorithm": {"mask": "shared", "server_options": {"beta1": 0.9}}})).config
-    assert (kept.algorithm.server, kept.algorithm.server_options.beta1) == ("momentum", 0.9)
-    plain = prepare(load({**sums, "algorithm": {"mask": "shared", "server": "average"}})).config.algorithm
-    assert (plain.server, plain.local_lr) == ("average", 5.0)
-    given = load({**sums, "algorithm": {"mask": "shared"}})
-    suggested = suggest_for(given).settings
-    assert suggested["algorithm.server_options.beta1"] == prepare(given).config.algorithm.server_options.beta1
-    sections = [key.partition(".")[0] for key in suggested]  # each is printed once, as in a file
-    assert sections == sorted(sections, key=["federation", "algorithm", "privacy"].index)
-
-
 def test_rounds_and_cohort_follow_from_the_agents() -> None:
     for agents, per_round, rounds in ((4, 4, 40), (100, 10, 50), (1000, 100, 50)):
         found = load({"federation": {"agents": agents}, "privacy": {"epsilon": 1.0}}).federation

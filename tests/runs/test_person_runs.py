@@ -36,14 +36,6 @@ def prepared(**sections: dict[str, Any]) -> Simulated:
     return prepare(load(visits(Path("nowhere"), **sections)))
 
 
-@pytest.fixture(scope="module")
-def done(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A finished run with secure noise."""
-    folder = tmp_path_factory.mktemp("persons") / "run"
-    simulate(visits(folder, privacy={"noise": "secure"}))
-    return folder
-
-
 @pytest.mark.parametrize("rule", ["iid", "dirichlet:0.5"])
 def test_persons_are_dealt_and_not_records(rule: str) -> None:
     job = prepared(data={"partition": rule}, algorithm={"batch": 2})
@@ -80,10 +72,6 @@ def test_every_algorithm_trains_on_persons(tmp_path: Path, name: str) -> None:
     assert (summary["task"], summary["engine"]) == ("classification", "generic")
     assert 0 <= summary["accuracy_last"] <= 1
     assert "for each person of each agent" in statement(summary)
-
-
-def test_a_run_whose_data_brings_persons_along_says_so_in_its_config(done: Path) -> None:
-    assert load(done / "config.toml").data.person == "given:persons"
 
 
 def test_a_ledger_holds_one_unit_per_agent(tmp_path: Path) -> None:

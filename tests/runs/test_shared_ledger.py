@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import warnings
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from typer.testing import CliRunner
 
 import fedspa
 from fedspa.agent.ledger.ledger import Ledger
 from fedspa.agent.ledger.report import summary
-from fedspa.cli import app
 from fedspa.data.dataset import Dataset
 from fedspa.privacy.accounting import epsilon
 from fedspa.privacy.event import shown
@@ -131,16 +128,3 @@ def test_hospitals_of_other_names_are_not_counted_and_a_note_says_so(tmp_path: P
     assert second.summary["epsilon_total"] == pytest.approx(second.summary["epsilon"])
     assert any("not counted, since their agents have other names: 1" in each for each in second.summary["warnings"])
     assert third.summary["epsilon_total"] > max(each.summary["epsilon"] for each in (first, second, third))
-
-
-def test_ledger_show_lists_the_runs(tmp_path: Path) -> None:
-    first = trained(tmp_path / "a", records())
-    trained(tmp_path / "b", records(), federation={"rounds": 1})
-    shows = CliRunner().invoke(app, ["ledger", "show", str(first.folder)], catch_exceptions=False)
-    lines = [line for line in shows.output.splitlines() if line.startswith("run ")]
-    assert len(lines) == 2
-    assert "6 rounds by 3 agents" in lines[0]
-    assert "δ = 0.0001" in shows.output
-    assert "3 rounds by 3 agents" in lines[1]
-    shows = CliRunner().invoke(app, ["ledger", "show", str(first.folder), "--json"], catch_exceptions=False)
-    assert [run["participations"] for run in json.loads(shows.output)["runs"]] == [6, 3]

@@ -17,7 +17,6 @@ from torch import Tensor
 
 import fedspa
 from fedspa.agent.ledger.ledger import Ledger
-from fedspa.agent.policy import PolicyRefusal
 from fedspa.algorithms import Agent
 from fedspa.errors import BudgetError, ConfigError, PrivacyError
 from fedspa.mechanisms.gaussian.plan import GaussianEvent
@@ -28,7 +27,6 @@ from fedspa.runs.local import LocalTransport
 from fedspa.runs.loop import run_round
 from fedspa.runs.run_ledger import RunLedger
 from fedspa.runs.setup import prepare
-from fedspa.runs.summary import TOGETHER
 from fedspa.server.coordinator import Coordinator
 from fedspa.wire.payload import HEADER_BYTES
 
@@ -47,16 +45,6 @@ def small(tmp_path: Path, **sections: dict[str, Any]) -> dict[str, dict[str, Any
 
 
 FEDAVG = {"algorithm": {"name": "fedavg", "compression": 1.0}, "privacy": {"epsilon": None}}
-
-
-@pytest.mark.parametrize(
-    ("engine", "sampling", "noted"),
-    [("traced", "poisson", True), ("traced", "fixed", False), ("generic", "poisson", False)],
-)
-def test_records_that_were_taken_together_are_told(tmp_path: Path, engine: str, sampling: str, noted: bool) -> None:
-    """Neighbours under Poisson sampling have another number of places, and with it other roundings."""
-    sections = {"federation": {"rounds": 1}, "privacy": {"sampling": sampling}, "run": {"engine": engine}}
-    assert (TOGETHER in fedspa.run(small(tmp_path, **sections)).summary["warnings"]) == noted
 
 
 def test_a_run_leaves_what_it_did_and_two_ways_to_its_epsilon(tmp_path: Path) -> None:
@@ -175,12 +163,6 @@ class TestGuard:
         with pytest.raises(BudgetError, match=r"left.*cap 1\.5"):
             fedspa.run(self.guarded(tmp_path, "second"))
         assert not (tmp_path / "second").exists()
-
-    def test_terms_laxer_than_the_policy_are_refused_by_code(self, tmp_path: Path) -> None:
-        with pytest.raises(PolicyRefusal) as caught:
-            fedspa.run(self.guarded(tmp_path, "run", algorithm={"local_steps": 11}))
-        assert caught.value.code == "too-many-steps"
-        assert not (tmp_path / "run").exists()
 
 
 def test_every_agent_trains_on_its_own_records(tmp_path: Path) -> None:

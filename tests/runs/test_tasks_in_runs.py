@@ -48,15 +48,6 @@ class Bare(nn.Module):
 
 
 class TestNames:
-    def test_toml_and_python_agree(self, tmp_path: Path) -> None:
-        by_config = simulate(config(tmp_path / "a", name="regression", options={"loss": "huber"}), data=numbers())
-        by_python = simulate(
-            config(tmp_path / "b", name="regression", options={"loss": "huber"}), data=numbers(), task="regression"
-        )
-        assert by_config.metrics == by_python.metrics
-        assert by_config.summary["task"] == "regression"
-        assert load(tmp_path / "b" / "config.toml").task.options == {"loss": "huber"}
-
     @pytest.mark.parametrize(
         ("name", "options", "said"),
         [
@@ -131,26 +122,6 @@ class TestBadInput:
 
 
 class TestSummary:
-    def test_accuracy_is_the_score_of_classes_and_stays_under_its_name(self, tmp_path: Path) -> None:
-        summary = simulate(small(tmp_path / "run")).summary
-        assert (summary["score"], summary["score_last"]) == ("accuracy", summary["accuracy_last"])
-        assert list(summary["scores"]) == ["accuracy", "balanced_accuracy", "f1"]
-        assert summary["baseline_answer"] == "the most frequent class"
-        assert 0.1 <= summary["baseline"] < 0.12
-
-    def test_a_model_that_learned_nothing_is_called_so(self, tmp_path: Path) -> None:
-        """It has no bias, and of held-out zeros it gives zeros: class 0."""
-        y = (torch.arange(240) % 3 > 0).long()
-        data = fedspa.from_arrays(X[:180], y[:180], X[180:] * 0, y[180:], name="mine")
-        notes = simulate(config(tmp_path / "run"), data=data, module=Bare()).summary["warnings"]
-        assert "the last model predicts class 0 for every held-out record" in notes
-        worse = "the last model is not better than no model: accuracy 33.33%, and 66.67% by the most frequent class"
-        assert any(note.startswith(worse) and "try algorithm.server = 'average'" in note for note in notes)
-        plain = config(tmp_path / "plain")
-        plain["algorithm"]["server"] = "average"
-        notes = simulate(plain, data=data, module=Bare()).summary["warnings"]
-        assert any(note.startswith(worse) and note.endswith("of the held-out records") for note in notes)
-
     def test_metrics_of_ones_own_stand_beside(self, tmp_path: Path) -> None:
         shapes = []
 

@@ -12,11 +12,9 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from typer.testing import CliRunner
 
 import fedspa
 from fedspa.agent.ledger.ledger import Ledger
-from fedspa.cli import app
 from fedspa.data.dataset import Dataset
 from fedspa.errors import ConfigError
 from fedspa.mechanisms.gaussian.plan import GaussianEvent
@@ -85,20 +83,6 @@ def test_bad_numbers(given: dict[str, Any], word: str) -> None:
     numbers: dict[str, Any] = {"agents": 10, "records": 100, "dimension": 50, "epsilon": 1.0, **given}
     with pytest.raises(ConfigError, match=word):
         suggest(**numbers)
-
-
-def test_on_the_command_line() -> None:
-    words = ["suggest", "--agents", "10", "--records", "144", "--shape", "64", "--epsilon", "2"]
-    shown = CliRunner().invoke(app, words).stdout
-    assert "[algorithm]" in shown
-    assert "Parameters  650" in shown
-    stated = json.loads(CliRunner().invoke(app, [*words, "--json"]).stdout)
-    assert stated["dimension"] == 650
-    assert stated["settings"]["algorithm.batch"] == 144
-    refused = CliRunner().invoke(app, ["suggest", "--agents", "10", "--records", "144", "--epsilon", "2"])
-    assert "--shape is missing" in str(refused.exception)
-    cnn = CliRunner().invoke(app, [*words[:5], "--model", "mnist-cnn", "--epsilon", "2", "--json"])
-    assert json.loads(cnn.stdout)["dimension"] == 21_840
 
 
 # The search along what is known: on functions whose best point is known.

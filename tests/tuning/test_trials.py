@@ -23,7 +23,6 @@ import fedspa
 from fedspa.agent.ledger.ledger import Ledger
 from fedspa.agent.ledger.report import export
 from fedspa.errors import ConfigError
-from fedspa.privacy.accounting import epsilon as priced
 from fedspa.runs.halving import SEARCHED, Halving, Turn
 from fedspa.runs.rundir import Stopped, ledger_of
 from fedspa.server.coordinator import Diverged
@@ -169,21 +168,6 @@ def test_another_grid_is_another_run_and_is_not_resumed(tmp_path: Path) -> None:
         with pytest.raises(fedspa.FedspaError, match=r"belongs to another run: tuning\.(candidates|rounds) was"):
             fedspa.run(other, resume=tmp_path / "run")
     assert len(entries(tmp_path / "run")) == before
-
-
-def test_a_second_search_on_the_same_records_adds_up_in_their_ledger(tmp_path: Path) -> None:
-    """And no cache or folder makes it free: the whole cost is above what either run states for itself."""
-    shared = {"ledger": str(tmp_path / "ledger.sqlite")}
-    first, second = (fedspa.run(searching(tmp_path / name, run=shared)).summary for name in ("first", "second"))
-    assert first["epsilon_total"] == pytest.approx(first["epsilon"])
-    assert second["epsilon"] == first["epsilon"]
-    both = Counter(entry["agent"] for entry in export(tmp_path / "ledger.sqlite")["entries"])
-    assert max(both.values()) == 2 * first["participations_max"]
-    # Twice the participations, chosen after releases: never less than as many that were fixed beforehand, by PLD.
-    with Ledger.open(tmp_path / "ledger.sqlite", create=False) as ledger:
-        busiest = max(both, key=lambda agent: both[agent])
-        events = ledger.spent(busiest)
-    assert second["epsilon_total"] > priced(events, first["delta"], neighbours="add-remove") > 1.2 * first["epsilon"]
 
 
 def test_a_trial_that_diverges_does_not_end_the_search(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -98,13 +98,6 @@ def test_stopped_in_a_proxy_run_nothing_is_spent(tmp_path: Path) -> None:
     assert not (tmp_path / "run").exists()
 
 
-def test_without_proxy_runs_the_rates_of_the_rule_are_tried(tmp_path: Path) -> None:
-    result = fedspa.tune(config(tmp_path / "run"), epsilon=2.0, share=0.5, proxy=False, data=made_up())
-    rates = [trial["settings"]["algorithm.server_lr"] for trial in result.summary["tuning"]["trials"]]
-    assert [rate / rates[0] for rate in rates] == pytest.approx([1, 3, 1 / 3, 9], rel=0.005)
-    assert result.summary["tuning"]["proxy"] == []
-
-
 def test_a_server_without_records_has_its_agents_score(tmp_path: Path) -> None:
     asked = config(tmp_path / "run", data={"holdout": 0.0})
     result = fedspa.tune(asked, epsilon=2.0, share=0.5, data=made_up())

@@ -16,8 +16,6 @@ from fedspa.errors import ConfigError, PrivacyError
 from fedspa.mechanisms.base import Cohort
 from fedspa.privacy.budget import worst_case_total
 from fedspa.privacy.event import shown
-from fedspa.report.record import promise, read
-from fedspa.report.tables import epsilons
 from fedspa.runs.config import cohort_of, load
 from fedspa.runs.guarantee import describe_guarantee, statement
 
@@ -96,19 +94,6 @@ def test_under_secure_aggregation_both_epsilons_are_stated_everywhere(tmp_path: 
     assert "the noise of 4 honest agents" in words["Against whom."]
     assert f"ε = {shown(summary['epsilon_worst_case'])} at the same δ" in words["The worst case."]
     assert "The worst case." not in dict(describe_guarantee(alone, 6))
-
-
-def test_a_floor_that_bounds_nothing_is_said_to_be_infinite(tmp_path: Path) -> None:
-    few = {"bits": 1, "trials": 12}
-    result = fedspa.run(cpsgd(tmp_path / "run", few, privacy={"noise": "secure", **SUMMED}))
-    summary = result.summary
-    assert summary["private"]
-    assert summary["epsilon"] is not None
-    assert (summary["epsilon_worst_case"], result.metrics[-1].epsilon_worst_case) == (None, None)
-    assert "WORST-CASE ε = ∞ against all others together" in statement(summary)
-    assert "nothing is promised then" in dict(describe_guarantee(summary, 6))["The worst case."]
-    table = epsilons(promise(read(tmp_path / "run")))
-    assert [row[1] for row in table if row[0] == "worst case"] == ["∞"]
 
 
 # What a config of cpSGD must say, and that each refusal is one line that names its key.
