@@ -6,7 +6,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedspa.errors import DataError
 from fedspa.examples import (
     Tree,
     count,
@@ -14,7 +13,6 @@ from fedspa.examples import (
     layout,
     leaves,
     mapped,
-    require_aligned,
     single_examples,
     split,
     taken,
@@ -62,18 +60,3 @@ def test_mapped_sees_every_leaf_once() -> None:
     seen: list[Tensor] = []
     mapped(lambda leaf: seen.append(leaf) or leaf, (IMAGE, {"text": (IDS, MASK)}))  # type: ignore[func-returns-value]
     assert [id(leaf) for leaf in seen] == [id(IMAGE), id(IDS), id(MASK)]
-
-
-@pytest.mark.parametrize(
-    ("tree", "said"),
-    [
-        ({}, "has no tensors in it"),
-        ({"a": torch.tensor(3.0)}, "'a' is a single number"),
-        ({"a": IDS, "b": IDS[:3]}, "'b' has 3 examples, and 4 are in 'a'"),
-        (torch.ones(2, dtype=torch.complex64), "complex"),
-    ],
-)
-def test_what_is_no_tree_of_examples(tree: Tree, said: str) -> None:
-    with pytest.raises(DataError, match=said) as caught:
-        require_aligned(tree, "data 'mine': train features")
-    assert str(caught.value).startswith("data 'mine': train features")

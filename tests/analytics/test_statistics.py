@@ -357,11 +357,6 @@ def test_a_release_is_what_it_says(config, key: str, value: object) -> None:
         fedspa.load(asked, [f"{key}={json.dumps(value)}"])
 
 
-def test_the_model_of_totals_is_for_statistics_alone() -> None:
-    with pytest.raises(ConfigError, match=r"model.name is 'totals', which is for task.name 'statistics'"):
-        fedspa.load({"model": {"name": "totals"}, "privacy": {"epsilon": 1.0}})
-
-
 def test_the_budget_of_the_training_is_not_spent_unasked(config, tmp_path: Path) -> None:
     """The config's ε is what training may cost: a release says its own."""
     with pytest.raises(ConfigError, match=r"epsilon is missing: what the release may cost .* the training's"):

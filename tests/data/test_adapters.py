@@ -78,19 +78,6 @@ def test_agents_must_agree(other: Any, words: str) -> None:
         assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("persons", "words"),
-    [
-        ([[1, 2, 3, 4]], "an array of ids per agent, and there are 2 agents"),
-        ([[1, 2, 3, 4], [1, 2]], "of agent 1 are 2, and it has 4 records"),
-        ([[1, 2, 3, 4], ["1", "2", "3", "4"]], "of agent 1 are <U1 and those of agent 0 int64: one kind"),
-    ],
-)
-def test_persons_of_agents(persons: Any, words: str) -> None:
-    with pytest.raises(DataError, match=words):
-        fedspa.from_agents([(X, Y), (X, Y)], test=(X, Y), name="d", persons=persons)
-
-
 # Tables
 
 SCHEMA: dict[str, Any] = {

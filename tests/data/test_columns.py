@@ -104,10 +104,7 @@ def test_a_date_has_its_month_and_its_weekday(day: date, parts: list[str]) -> No
     [
         ({"range": ["2015", "2024"]}, "write two days, as in"),
         ({"range": ["2024-01-01", "2015-01-01"]}, "the first day must be before the second"),
-        ({"range": ["2015-02-30", "2024-01-01"]}, "write two days"),
         ({"target": True}, "a date is no target"),
-        ({"parts": ["month", "month"]}, "named once"),
-        ({"parts": ["year"]}, "'days', 'month' or 'weekday'"),
         ({"missing": "2030-01-01"}, "a day from 2015-01-01 to 2024-12-31"),
     ],
 )
@@ -192,25 +189,17 @@ def test_targets_decide_the_task() -> None:
 
 WRONG = [
     ({"age": {"kind": "nmber", "range": [0, 1]}}, "data.table.columns.age.kind is 'nmber'; it must be one of 'number'"),
-    ({"age": 5}, "data.table.columns.age is 5"),
     ({"age": {"kind": "number"}}, "data.table.columns.age.range is missing"),
     ({"age": {"kind": "number", "range": [1, 0]}}, "data.table.columns.age.range: the first must be below the second"),
-    ({"age": {"kind": "number", "range": [1e20, 1e20 + 1e6]}}, "data.table.columns.age.range: the first must be below"),
-    ({"age": {"kind": "number", "range": [0, 1e31]}}, "data.table.columns.age.range.1 is 1e+31"),
     (
         {"age": {**AGE, "rnge": 1}},
         "'data.table.columns.age.rnge'; allowed: deviation, kind, mean, missing, range, target",
     ),
     ({"age": {**AGE, "missing": 101}}, "data.table.columns.age: missing is 101"),
-    ({"age": {**AGE, "missing": "mean"}}, "data.table.columns.age: missing is 'mean'"),
-    ({"age": {**AGE, "missing": [1]}}, "data.table.columns.age.missing: it must be 'refuse'"),
     ({"age": {**AGE, "target": "yes"}}, "data.table.columns.age.target is 'yes'"),
-    ({"sex": {"kind": "category", "categories": ["a", "a"]}}, "data.table.columns.sex.categories: each must be named"),
     ({"sex": {"kind": "category", "categories": ["a"], "missing": "b"}}, "data.table.columns.sex: missing is 'b'"),
-    ({"ill": {"kind": "flag", "missing": 1}}, "data.table.columns.ill: missing is 1"),
     ({"age": {**AGE, "target": True}}, "several must be all numbers or all flags"),
     ({"sick": {**SICK, "missing": False}, "age": AGE}, "a target has no rule for missing values"),
-    ({"sick": {"kind": "ignore"}, "age": AGE}, "no column of data.table.columns has target = true"),
     ({}, "makes 0 features"),
 ]
 

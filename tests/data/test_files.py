@@ -64,21 +64,6 @@ def test_a_pickle_that_calls_is_refused_and_does_not_call(
     assert not (tmp_path / "called").exists()
 
 
-@pytest.mark.parametrize(
-    "batch",
-    [
-        {},
-        {b"data": PIXELS, b"labels": [1, 2]},
-        {b"data": PIXELS, b"labels": [1.0, 2.0, 3.0]},
-        {b"data": PIXELS[:, :-1], b"labels": [1, 2, 3]},
-        {b"data": PIXELS.astype(float), b"labels": [1, 2, 3]},
-    ],
-)
-def test_cifar_of_another_kind(tmp_path: Path, batch: Any) -> None:
-    with pytest.raises(DataError, match="not a CIFAR-10 batch"):
-        read_cifar_batch(written(tmp_path / "batch", pickle.dumps(batch)))
-
-
 @pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
 def test_npz_round_trip(tmp_path: Path, save: Any) -> None:
     save(tmp_path / "own.npz", **ARRAYS, whose=np.array(["a", "b", "a"]))

@@ -11,7 +11,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedspa.data import table as table_module
 from fedspa.data.columns import Schema, checked
 from fedspa.data.table import Table, from_frame, read_table
 from fedspa.errors import DataError
@@ -268,18 +267,6 @@ def test_text_in_parquet_that_is_not_utf8_costs_one_record(tmp_path: Path) -> No
     assert table.x[[0, 2]].tolist() == [X[0], X[2]]
 
 
-def test_a_type_of_parquet_that_is_no_cell(tmp_path: Path) -> None:
-    pa = pytest.importorskip("pyarrow")
-    for kind, cells in (
-        (pa.duration("s"), [1, 2, 3]),
-        (pa.list_(pa.int8()), [[1], [2], [3]]),
-        (pa.binary(), [b"a"] * 3),
-    ):
-        path = parquet(tmp_path / "table.parquet", arrow(age=pa.array(cells, kind)))
-        for strict in (True, False):
-            assert "column 'age' holds" in refused(path, strict=strict)
-
-
 @settings(max_examples=15)
 @given(st.binary(max_size=50), st.floats(0, 1, exclude_max=True))
 def test_any_bytes_are_parquet_or_one_line(
@@ -294,12 +281,6 @@ def test_any_bytes_are_parquet_or_one_line(
             read_table(folder / "table.parquet", SCHEMA, strict=False)
         except DataError as error:
             assert "\n" not in str(error)  # noqa: PT017
-
-
-def test_parquet_without_pyarrow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = parquet(tmp_path / "table.parquet", arrow())
-    monkeypatch.setattr(table_module, "find_spec", lambda name: None)
-    assert "pip install 'fedspa[parquet]'" in refused(path)
 
 
 def test_a_frame_gives_what_csv_gives(tmp_path: Path) -> None:

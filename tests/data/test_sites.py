@@ -95,13 +95,6 @@ def test_what_does_not_fit_is_one_line(sites: Path, change: dict[str, Any], said
         fedspa.run(config(sites, **change), progress=False)
 
 
-def test_a_wrong_number_of_agents_is_named(sites: Path) -> None:
-    given = config(sites)
-    given["federation"] = {"agents": 4, "per_round": 3, "rounds": 1}
-    with pytest.raises(ConfigError, match="the data comes with 3 agents of its own: set it to 3"):
-        fedspa.run(given, progress=False)
-
-
 def test_agents_that_are_left_out_are_those_of_the_data(sites: Path) -> None:
     """And with them the agents of a round, statistics and evaluation; the run's files have the numbers."""
     given = config(sites, agent_holdout=0.3)
@@ -128,36 +121,6 @@ def test_a_list_of_files_is_a_federation(sites: Path) -> None:
         fedspa.run(config(sites, name=["sites/east.csv", "sites/north.csv"]), progress=False)
     with pytest.raises(ConfigError, match=r"data\.name"):
         fedspa.load(config(sites, name=["sites/north.csv", 3]))
-
-
-def test_two_files_of_one_name_are_refused(sites: Path) -> None:
-    for folder in ("a", "b"):
-        (sites / folder).mkdir()
-        (sites / folder / "data.csv").write_text((sites / "north.csv").read_text())
-    with pytest.raises(DataError, match="two files named 'data'"):
-        fedspa.run(config(sites, name="sites/?/data.csv"), progress=False)
-
-
-@pytest.mark.parametrize(
-    ("agents", "said"),
-    [
-        ({}, "a mapping or list with an entry per agent"),
-        ({"a": 1}, "from_agents needs `test`"),
-        ([], "a mapping or list with an entry per agent"),
-    ],
-)
-def test_agents_that_are_none(agents: Any, said: str) -> None:
-    with pytest.raises(DataError, match=said):
-        fedspa.from_agents(agents)
-
-
-def test_data_sets_of_other_columns_are_refused(sites: Path) -> None:
-    other = {**TABLE, "columns": {**TABLE["columns"], "age": {"kind": "number", "range": [0, 120]}}}
-    north, south = (fedspa.from_table(sites / f"{name}.csv", s) for name, s in (("north", TABLE), ("south", other)))
-    with pytest.raises(DataError, match="agent 'south' has other columns or classes than the first"):
-        fedspa.from_agents({"north": north, "south": south})
-    with pytest.raises(DataError, match="takes `name` only"):
-        fedspa.from_agents({"north": north}, test=north)
 
 
 def test_a_name_that_no_ledger_takes_is_refused() -> None:

@@ -196,14 +196,14 @@ def require_told_apart(net: nn.Module, x: Tensor, parameter: int, monkeypatch: p
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(24))
+@pytest.mark.parametrize("seed", range(12))
 def test_random_nets_are_traced_and_mixed_gradients_found(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     net, x = random_net(seed)
     require_told_apart(net, x, seed % sum(1 for _ in net.parameters()), monkeypatch)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", [8, 9])
+@pytest.mark.parametrize("seed", [9])
 def test_derivatives_that_jump_by_rounding_are_no_fault(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """With seed 9 (on the CPU of its author) a ReLU is on for plain autograd and off for the trace."""
     require_told_apart(*norm_resnet(seed), 0, monkeypatch)

@@ -435,3 +435,15 @@ def test_no_agent_is_asked_beyond_the_plan(deployment, train):
     train(deployment, federation__participation="uniform", federation__cap=2, federation__rounds=5)
     asked = [message.metadata.dst_node_id for message in deployment.sent]
     assert max(asked.count(node) for node in set(asked)) == 2
+
+
+def test_simulated_agents_pay_before_they_train(simulation, train, tmp_path, monkeypatch):
+    def fail(*_: Any) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr("fedspa.flower.site.respond", fail)
+    path = tmp_path / "shared.sqlite"
+    summary = train(simulation, run__ledger=str(path), federation__rounds=1, federation__per_round=4)
+    assert [count for code, count in summary["dropped"].items() if code.startswith("refused-")] == [4]
+    with Ledger.open(path, create=False) as ledger:
+        assert [sum(ledger.spent(f"agent-{number}").values()) for number in range(4)] == [1] * 4

@@ -310,8 +310,6 @@ Sharded.__module__ = "torch.distributed.fsdp._fully_shard"
 
 REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "scripted": (lambda: torch.jit.script(net()), "Sequential(module)"),
-    "compiled part in place": (lambda: nn.Sequential(compiled_in_place()), "get_submodule('0').compile()"),
-    "data parallel": (lambda: nn.DataParallel(net()), "give `module.module`"),
     "sharded": (lambda: nn.Sequential(nn.Flatten(), Sharded(16, 3)), "not sharded"),
     "partly quantised": (partly_quantised, "before it was quantised"),
     "frozen in int8": (frozen_in_int8, "frozen parts in bfloat16"),
@@ -365,11 +363,3 @@ def test_what_is_no_module_is_refused(given: object, why: str) -> None:
         with pytest.raises(ConfigError) as refused:
             ask(given)  # type: ignore[operator]
         assert why in str(refused.value)
-
-
-def test_a_module_that_has_no_eval_mode_is_refused_in_one_line() -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        exported = torch.export.export(net(), (X,)).module()
-        with pytest.raises(ConfigError, match="the module cannot be switched to eval mode"):
-            fedspa.run({"privacy": {"epsilon": 8.0}}, module=exported)

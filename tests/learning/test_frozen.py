@@ -11,7 +11,6 @@ from torch import Tensor, nn
 
 from fedspa.engine import native
 from fedspa.examples import Examples, Tree, count, leaves, zero_examples
-from fedspa.learning import backbone
 from fedspa.learning.backbone import Split, split
 from fedspa.learning.flat import FlatModel
 from fedspa.learning.forward import evaluating
@@ -150,12 +149,6 @@ def test_what_cannot_be_taken_out(module: nn.Module, said: str) -> None:
     assert said in str(found(module, rows()))
 
 
-def test_features_that_are_too_large(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(backbone, "_MOST_BYTES", 1000)
-    module = nn.Sequential(nn.Upsample(scale_factor=9), frozen(nn.Conv2d(1, 1, 1)), nn.Conv2d(1, 3, 1), nn.Flatten())
-    assert "bytes of a record" in str(found(module, torch.zeros(2, 1, 4, 4)))
-
-
 def test_hooks_and_tasks_of_ones_own() -> None:
     assert "calls the module itself" in str(found(chain(), images(), CustomLoss(lambda module, example: module)))
     module = chain()
@@ -191,12 +184,3 @@ class TestTransformers:
         made = found_split(module, texts())
         require_equal(module, made, texts())
         assert not any("layer.0." in name for name, _ in made.head.named_parameters())
-
-
-@pytest.mark.parametrize(("inner", "split_"), [(4, False), (512, True)], ids=["little work", "much work"])
-def test_wide_features_must_save_work(inner: int, split_: bool) -> None:
-    """Of 8,192 features a record of 4 bytes each: a narrow body makes them sooner than they are moved."""
-    body = nn.Sequential(nn.Linear(16, inner), nn.Tanh(), nn.Linear(inner, 8192), nn.Tanh())
-    module = nn.Sequential(body.requires_grad_(False), nn.Linear(8192, CLASSES))
-    made = found(module, rows())
-    assert isinstance(made, Split) if split_ else "computed faster than moved" in str(made)

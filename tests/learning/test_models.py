@@ -11,10 +11,8 @@ from frozen_nets import TwoInputs, chain, frozen, seeded
 from torch import nn
 
 from fedspa.errors import ConfigError
-from fedspa.examples import blank
-from fedspa.learning.flat import NUMBERS, FlatModel, alike, sketch
-from fedspa.learning.models import NAMES, build, require_fit
-from fedspa.learning.tasks import Classification
+from fedspa.learning.flat import NUMBERS, alike, sketch
+from fedspa.learning.models import NAMES, build
 
 MNIST, CIFAR, DIGITS = (1, 28, 28), (3, 32, 32), (1, 8, 8)
 
@@ -69,12 +67,6 @@ class Pair(nn.Module):
 """
 
 
-def fitting(name: str) -> nn.Module:
-    model = build(name, DIGITS, 10, 0)
-    require_fit(FlatModel(model, Classification(10)), blank(DIGITS), f"model.name = {name!r}")
-    return model
-
-
 @pytest.fixture
 def users(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     monkeypatch.chdir(tmp_path)
@@ -96,25 +88,6 @@ def test_the_probe_leaves_no_trace(users: str) -> None:
     model = build(f"{users}:Normed", DIGITS, 10, 0)
     assert model.training
     assert int(model.layers[1].num_batches_tracked) == 0
-
-
-@pytest.mark.parametrize(
-    ("function", "said"),
-    [
-        ("three", r"must take \(input_shape, classes\) or no arguments"),
-        ("frozen", "no trainable parameters"),
-        ("narrow", r"\(batch, 10\).*gave \(3, 9\)"),
-        ("misfit", r"cannot take the data's records, of shape \(1, 8, 8\)"),
-        ("fails", r"failed in its own code \(RuntimeError: no, at fedspa_users_model\.py:\d+\)"),
-        ("text", "returned a str"),
-        ("named", "returns a str"),
-    ],
-)
-def test_what_a_user_may_get_wrong(users: str, function: str, said: str) -> None:
-    with pytest.raises(ConfigError, match=said) as caught:
-        fitting(f"{users}:{function}")
-    assert str(caught.value).startswith(f"model.name = '{users}:{function}'")
-    assert "\n" not in str(caught.value)
 
 
 # A sketch tells another frozen body from the same one on another processor.

@@ -3,7 +3,6 @@ for examples that no record is like."""
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,11 +14,9 @@ from torch import Tensor, nn
 
 import fedspa
 from fedspa.engine.choose import EngineRequest, choose
-from fedspa.errors import ConfigError, RunWarning
+from fedspa.errors import ConfigError
 from fedspa.examples import Examples
-from fedspa.learning.flat import FlatModel
-from fedspa.learning.models import require_fit
-from fedspa.learning.tasks import Binary, Classification, Regression, Task
+from fedspa.learning.tasks import Classification
 
 WORDS, LENGTH = 50, 6
 SPEC = Examples(torch.zeros(1, LENGTH, dtype=torch.int64), torch.zeros(1, dtype=torch.int64))
@@ -173,32 +170,6 @@ def test_what_takes_real_records_runs(kind: Callable[[], nn.Module], task: str, 
     # Nothing that a trace wraps is left in the module.
     assert all(type(values) is Tensor for values in module.buffers())
     module(records(y).test_x)
-
-
-def ending(last: nn.Module, width: int) -> nn.Module:
-    with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(0)
-        return nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, width), last)
-
-
-@pytest.mark.parametrize(
-    ("module", "task", "warned"),
-    [
-        (ending(nn.Sigmoid(), 1), Binary(1), True),
-        (ending(nn.Softmax(-1), 3), Classification(3), True),
-        (ending(nn.Identity(), 1), Binary(1), False),
-        (ending(nn.LogSoftmax(-1), 3), Classification(3), False),
-        (ending(nn.ReLU(), 1), Binary(1), False),
-        (ending(nn.Sigmoid(), 1), Regression(1), False),
-    ],
-)
-def test_probabilities_where_the_task_takes_logits(module: nn.Module, task: Task, warned: bool) -> None:
-    example_spec = Examples(torch.zeros(1, 4), torch.zeros(1, 1) if not isinstance(task, Classification) else SPEC.y)
-    with warnings.catch_warnings(record=True) as heard:
-        warnings.simplefilter("always")
-        require_fit(FlatModel(module, task), example_spec, "the module")
-    said = [str(each.message) for each in heard if issubclass(each.category, RunWarning)]
-    assert [f"task {task.name!r} takes logits" in text for text in said] == [True] * warned
 
 
 class Augmented(Words):

@@ -61,7 +61,6 @@ def test_same_bits_as_one_process(tmp_path: Path, fake_ray: Play, monkeypatch: p
     "sections",
     [
         {"run": {"engine": "native", "threads": 2}},
-        {"run": {"engine": "traced"}},
         {"privacy": {"clip_rule": "quantile"}},
         {"data": {"name": "small_records:visits", "person": "patient", "person_records": 2}},
         {
