@@ -247,7 +247,7 @@ def test_a_sampler_that_takes_everyone_is_seen_by_epsilon():
             yield np.arange(plan.records)
 
     target = broken(synthetic(neighbours="replace-one"), batches=everyone)
-    assert _failed([epsilon_question(_setting(300), target, target.plan)])
+    assert _failed([epsilon_question(_setting(1000), target, target.plan)])
 
 
 @pytest.mark.parametrize("engine", _engines())

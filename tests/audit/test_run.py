@@ -76,8 +76,8 @@ def _audit(*arguments):
 def test_an_audit_of_recovery_says_that_its_exchanges_are_not_attacked():
     sums = ["privacy.adversary=secure-aggregation", "privacy.members=8", "algorithm.mask=shared"]
     sums += ["algorithm.local_steps=1", "algorithm.batch=144"]
-    _, _, plain = of_config(None, sums, 50, 0)
-    mechanism, target, recovered = of_config(None, [*sums, "privacy.recovery=true"], 50, 0)
+    _, _, plain = of_config(None, sums, 100, 0)
+    mechanism, target, recovered = of_config(None, [*sums, "privacy.recovery=true"], 100, 0)
     assert plain.notes == ()
     (note,) = mechanism.audit(recovered, target).notes
     assert "not on its exchanges" in note
