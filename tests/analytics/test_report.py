@@ -58,7 +58,6 @@ def test_pages(tmp_path: Path) -> None:
         assert each.folder is not None
         record = read(each.folder)
         [run] = page([record]).runs
-        assert run.numbers is not None
         assert titles <= {figure.title for figure in run.numbers.figures}
         text = render([record])
         assert "<b>north" not in text

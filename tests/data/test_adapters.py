@@ -33,8 +33,6 @@ def test_examples_without_targets_have_a_row_with_nothing_in_it() -> None:
 
 def test_whose_records_they_are() -> None:
     data = fedspa.from_arrays(X, Y, X, Y, name="d", owners=["b", "a", "b", "a"], persons=[17, 4, 17, 3])
-    assert data.owners is not None
-    assert data.persons is not None
     assert data.owners.tolist() == [1, 0, 1, 0]
     assert data.persons.tolist() == [2, 1, 2, 0]
 
@@ -45,8 +43,6 @@ def test_agents_are_joined_and_owned() -> None:
     assert torch.equal(data.train_x, torch.tensor(np.concatenate([X, X[:2]]), dtype=torch.float32))  # type: ignore[arg-type]
     assert data.train_y.tolist() == [0, 1, 1, 0, 0, 1]
     assert data.test_y.tolist() == [0]
-    assert data.owners is not None
-    assert data.persons is not None
     assert data.owners.tolist() == [0, 0, 0, 0, 1, 1]
     assert data.persons.tolist() == [0, 0, 1, 1, 2, 3]
 
@@ -126,8 +122,6 @@ def test_a_table_is_a_dataset_whatever_it_and_its_schema_came_as(tmp_path: Path)
         assert data.train_x.tolist() == [[0], [1], [-1]]
         assert data.test_x.tolist() == [[-0.5]]
         assert data.train_y.tolist() == [-1, 0, 1]  # clipped
-        assert data.owners is not None
-        assert data.persons is not None
         assert data.owners.tolist() == [0, 1, 1]
         assert data.persons.tolist() == [0, 1, 2]
         assert (data.target_scale, data.target_offset) == ((100.0,), (200.0,))

@@ -69,7 +69,6 @@ def test_an_array_of_an_npz_says_whose_records_they_are(tmp_path: Path) -> None:
     arrays = {"x_train": np.zeros((3, 2)), "y_train": [0, 1, 0], "x_test": np.zeros((2, 2)), "y_test": [0, 1]}
     np.savez(tmp_path / "visits.npz", **arrays, patient=["p1", "p2", "p1"])
     found = load("visits.npz", tmp_path, "patient")
-    assert found.persons is not None
     assert found.persons.tolist() == [0, 1, 0]
     assert load("visits.npz", tmp_path).persons is None
     with pytest.raises(DataError, match=r"visits\.npz lacks doctor"):
@@ -86,10 +85,8 @@ def visits(persons: Any) -> Dataset:
 @pytest.mark.parametrize("share", [0.01, 0.5])
 def test_whole_persons_are_held_out(share: float) -> None:
     data = visits(np.random.default_rng(0).integers(0, 40, 300))
-    assert data.persons is not None
     parted = view(data, None, share)
     kept = parted.persons
-    assert kept is not None
     out = data.persons[parted.test_x.squeeze(1).long().numpy()]  # type: ignore[union-attr]
     assert not set(kept.tolist()) & set(out.tolist())
     assert len(kept) + len(out) == 300

@@ -57,9 +57,7 @@ def test_a_table_becomes_features_targets_owners_and_persons(tmp_path: Path) -> 
     assert table.x.dtype == table.y.dtype == torch.float32
     assert table.x.tolist() == X
     assert table.y.tolist() == Y
-    assert table.owners is not None
     assert table.owners.tolist() == [0, 1, 0]
-    assert table.persons is not None
     assert table.persons.tolist() == [0, 1, 0]
     assert table.owners.dtype == table.persons.dtype == np.int64
     assert table.test is None
@@ -87,11 +85,8 @@ def test_records_for_testing(tmp_path: Path) -> None:
     schema = checked({"columns": COLUMNS, "agent": "hospital", "person": "patient", "split": "part"})
     rows = [f"{row},{part}" for row, part in zip(ROWS, ("test", "train", "train"))]
     table = read_table(written(tmp_path, HEADER + ",part", *rows), schema, strict=True)
-    assert table.test is not None
     assert table.test.tolist() == [True, False, False]
-    assert table.owners is not None
     assert table.owners.tolist() == [-1, 0, 1]  # numbers of training records, without a gap
-    assert table.persons is not None
     assert table.persons.tolist() == [-1, 0, 1]
     assert "line 2, column 'part': a value is missing" in refused(
         written(tmp_path, HEADER + ",part", ROWS[0] + ","), schema
@@ -152,7 +147,6 @@ def test_a_bad_row_is_one_line_or_a_bad_record(tmp_path: Path, row: str | bytes,
     assert table.y.tolist() == [-0.5, 0, 0]
     assert table.x[[0, 2]].tolist() == [X[0], X[2]]
     assert table.owners is None  # what lies at a site is its own
-    assert table.persons is not None
     assert table.persons[0] == table.persons[2]
 
 

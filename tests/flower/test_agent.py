@@ -77,7 +77,6 @@ def test_a_round_is_paid_for_once(clinic):
     assert payload.startswith(b"FSPA")
     with Ledger.open(clinic.ledger, create=False) as ledger:
         entry = ledger.find("clinic", ASKED.run, "round-0")
-        assert entry is not None
         assert entry.event == replace(PLAN.event, noise="secure")
         assert entry.digest is not None
 
@@ -587,7 +586,5 @@ def test_a_deployments_server_keeps_nothing_of_the_agents_records(deployment, tr
     np.savez(deployment.nodes[100]["data"], x=1 - x, y=y[::-1])
     train(deployment, run__out=str(tmp_path / "other"))
     first, second = (load_latest(tmp_path / name / "checkpoint") for name in ("run", "other"))
-    assert first is not None
-    assert second is not None
     assert first.facts == second.facts
     assert first.extra.keys() == second.extra.keys()

@@ -231,7 +231,6 @@ def test_a_target_outside_the_outputs_costs_its_example_the_gradient(name: str, 
     assert isinstance(case.task, OutputTask)
     invalid = case.task.invalid_targets(model.outputs(theta, case.x), y)
     if name != "mse":
-        assert invalid is not None
         assert invalid.tolist() == [i == 2 for i in range(N)]
     engines = PerExampleEngine(case.module, case.task), float64_reference(case.module, case.task), traced_engine(case)
     for engine in engines:

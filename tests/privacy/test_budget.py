@@ -281,7 +281,6 @@ def test_a_cap_without_a_floor_trusts_no_aggregation(event: Event, announced: bo
     assert admits({event: 3}, replace(between, epsilon=worst), first)
     assert admits({event: 3}, replace(between, worst_case=worst), first)
     limit = exceeded_limit({event: 3}, replace(between, worst_case=worst * 0.999), first)
-    assert limit is not None
     assert (limit.epsilon, limit.words) == (worst * 0.999, "against all others together")
     assert limit.total({event: 3}, first).epsilon == worst
 

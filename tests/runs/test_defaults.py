@@ -25,7 +25,6 @@ def given(**sections: dict[str, Any]) -> dict[str, dict[str, Any]]:
 def test_every_record_in_each_step_and_as_far_as_noise_lets_it(tmp_path: Path) -> None:
     result = fedspa.run(given(run={"out": str(tmp_path / "run")}))
     config, plan = load(result.folder / "config.toml"), prepare(load(given())).plan
-    assert plan is not None
     algorithm = config.algorithm
     assert (algorithm.batch, algorithm.local_steps, algorithm.server_lr) == (plan.records, 5, 1.0)
     assert config.run.chosen == sorted(FOLLOWING)
@@ -56,7 +55,6 @@ def test_momentum_takes_sums_as_far_as_noise_lets_them(epsilon: float, expected:
     sums = {"privacy": {**privacy, "adversary": "secure-aggregation"}, "algorithm": {"mask": "shared"}}
     job = prepare(load(sums))
     algorithm, plan = job.config.algorithm, job.plan
-    assert plan is not None
     momentum = algorithm.server_options.beta1 if algorithm.server == "momentum" else 0.0
     assert momentum == expected
     assert ("algorithm.server_options.beta1" in job.config.run.chosen) == (expected > 0)
@@ -101,6 +99,5 @@ def test_it_says_what_the_smallest_agent_costs() -> None:
     owners = np.repeat(["north", "south", "west"], [50, 200, 250])
     data = fedspa.from_arrays(x, y, x[:50], y[:50], name="three", owners=owners)
     found = suggest_for(load({"federation": {"agents": 3}, "privacy": {"epsilon": 2.0}}), data)
-    assert found.smallest is not None
     assert found.smallest.startswith("north holds 50 records, the next 200")
     assert found.settings["algorithm.batch"] == 50

@@ -44,7 +44,6 @@ def test_persons_are_dealt_and_not_records(rule: str) -> None:
     assert count(job.train.y) == 120
     assert sorted(np.concatenate(job.holdings).tolist()) == list(range(120))
     assert {len(held) for held in job.holdings} == {20}
-    assert job.plan is not None
     assert (job.plan.records, job.plan.unit, job.plan.event.unit) == (20, "person", "person")
     counts = job.train.x["count"]  # type: ignore[call-overload, index]
     assert counts.tolist() == np.bincount(data.persons).tolist()

@@ -52,7 +52,6 @@ def test_two_runs_on_the_same_records_add_up(tmp_path: Path) -> None:
     # A report that is made now counts what came later, and keeps its run's own ε apart.
     for result in (first, second):
         held = promise(read(result.folder))
-        assert held is not None
         assert set(held.counts.values()) == {2}
         assert held.facts["epsilon"] == result.summary["epsilon"]
         assert held.facts["epsilon_total"] == second.summary["epsilon_total"]

@@ -117,7 +117,6 @@ def test_mlflow_has_one_run_with_every_round_after_a_resume(tmp_path: Path, monk
 
     client = MlflowClient(f"sqlite:///{folder}/mlflow.db")
     experiment = client.get_experiment_by_name("fedspa")
-    assert experiment is not None
     (run,) = client.search_runs([experiment.experiment_id])
     for key in ("accuracy", "epsilon"):
         drawn = "epsilon_not_private" if key == "epsilon" else key

@@ -212,10 +212,8 @@ def test_only_the_servers_records_are_in_it_and_no_ledger_is_touched(
 
 def test_its_noise_is_that_of_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     job, records = job_of(tmp_path)
-    assert job.plan is not None
     runs = ProxyRuns(job.config, job.plan, records)
     plan = prepare(runs._config, runs._parts[0]).plan
-    assert plan is not None
     assert plan.sigma == pytest.approx(job.plan.sigma)
     assert plan.event.rate == pytest.approx(job.plan.event.rate, rel=0.1)
     assert (plan.local_steps, plan.active, plan.clip_value) == (2, job.plan.active, job.plan.clip_value)

@@ -54,7 +54,6 @@ def test_search_and_training_together_cost_what_was_asked(tmp_path: Path) -> Non
     assert len(tuning["proxy"]) == len(heard)
     assert {} in [found["settings"] for found in tuning["proxy"]]  # the config's own
     chosen = fedspa.load(tmp_path / "run" / "config.toml").tuning.candidates
-    assert chosen is not None
     assert chosen[tuning["choice"]] == tuning["trials"][tuning["choice"]]["settings"]
     kept = json.loads((tmp_path / "run" / "summary.json").read_text("utf-8"))
     assert kept["tuning"] == tuning

@@ -59,7 +59,6 @@ def test_secure_aggregation_counts_the_honest_members() -> None:
 def test_the_sum_of_everyones_numbers_lies_within_its_bounds() -> None:
     """Each is a level, 0 to 3, and Binomial(10,000, ½): over 20 agents, though 12 are enough."""
     found = SUMMED.aggregation
-    assert found is not None
     assert (found.members, found.colluders, found.honest) == (12, 4, 8)
     assert (found.low, found.high, found.count) == (0, 20 * 10_003, 100)
 

@@ -99,7 +99,6 @@ def test_a_sum_has_the_mean_of_its_members() -> None:
     answers = list(summed.respond(theta, terms, agents, PerExampleEngine(net())))
     total = np.sum([answer.values for answer in answers], axis=0)
     bounds = plan.aggregation
-    assert bounds is not None
     assert (total.dtype, len(total)) == (np.int64, bounds.count)
     assert bounds.low <= total.min() <= total.max() <= bounds.high
     assert summed.mean is not None
