@@ -169,11 +169,6 @@ def test_classes_are_predicted_by_their_names(tmp_path: Path) -> None:
             assert set(result.predict(held[["age", "smoker", "score"]])) == {word}
 
 
-def test_flags_are_predicted_as_truth_values(tmp_path: Path) -> None:
-    result = fedspa.run(on_clinics(tmp_path / "run", "smoker"))
-    assert result.predict(_frame()).dtype == np.bool_
-
-
 def test_a_table_that_was_given_in_python_is_known_again(tmp_path: Path) -> None:
     """No config describes its columns: the summary does."""
     columns = on_clinics(tmp_path, "score")["data"]["table"]["columns"]

@@ -25,7 +25,6 @@ from fedspa.data.columns import (
     flag,
     load_schema,
     number,
-    word,
 )
 from fedspa.errors import ConfigError
 
@@ -129,33 +128,11 @@ def test_a_new_category_is_odd_or_has_its_own_place() -> None:
     assert other.features("c") == ["c = a", "c is another"]
 
 
-def test_flags_have_words() -> None:
-    column = Flag(kind="flag", missing=True)
-    assert encoded(column, "TRUE", "no", "1", 0, True, 0.0, "") == [[1], [0], [1], [0], [1], [0], [1]]
-    with pytest.raises(InvalidCell):
-        column.reader()("maybe")
-
-
-@pytest.mark.parametrize("cell", ["abc", "1e400", "inf", "1_000", "١", "1 2", math.inf, True])
-def test_what_is_no_finite_number(cell: object) -> None:
-    with pytest.raises(InvalidCell, match="finite number"):
-        number(cell)
-
-
 def test_numbers_of_every_type() -> None:
     cells = [1, 1.0, Decimal(1), np.int8(1), np.float32(1), "1", "+1.", "1e0", np.float64(1)]
     assert [number(cell) for cell in cells] == [1.0] * len(cells)
     nothing = [None, math.nan, Decimal("NaN"), Decimal("sNaN"), np.float32(math.nan), "nan", "N/A", ""]
     assert [number(cell) for cell in nothing] == [None] * len(nothing)
-
-
-def test_whole_numbers_are_words_whatever_their_type() -> None:
-    assert [word(cell) for cell in (7, 7.0, np.int64(7), " 7 ", "7")] == ["7"] * 5
-    assert word(0.5) == "0.5"
-    assert word(None) is None
-    for cell in (b"7", 10**200, object()):
-        with pytest.raises(InvalidCell):
-            word(cell)
 
 
 @given(st.one_of(st.text(), st.floats(), st.integers(), st.booleans(), st.none(), st.binary(), st.decimals()))

@@ -31,14 +31,6 @@ def test_a_person_is_an_example_with_those_of_their_records_that_were_drawn() ->
     assert people.x["records"].squeeze(2).tolist() == [[10, 50], [20, 40], [30, 30]]  # type: ignore[union-attr]
 
 
-def test_records_may_be_trees() -> None:
-    x = {"tokens": torch.arange(12).view(6, 2), "mask": torch.ones(6, 2, dtype=torch.bool)}
-    people = grouped(x, (Y, Y + 1), PERSONS, 3, draws(0, 1, 2, 3, 4, 5))
-    assert people.x["records"]["tokens"].shape == (3, 3, 2)  # type: ignore[index, call-overload]
-    assert people.x["records"]["mask"].dtype == torch.bool  # type: ignore[index, call-overload]
-    assert people.y[1].tolist() == [[2, 6, 2], [1, 3, 5], [4, 4, 4]]  # type: ignore[index, union-attr]
-
-
 def test_which_records_count_is_uniform() -> None:
     """Two of four: each of the six pairs about as often as any other."""
     rng, seen = np.random.default_rng(0), dict[tuple[int, ...], int]()

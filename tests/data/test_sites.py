@@ -54,17 +54,6 @@ def test_agents_have_the_names_of_their_files_everywhere(sites: Path) -> None:
     assert "agent-0" not in page
 
 
-def test_the_order_of_the_files_is_that_of_their_names(sites: Path) -> None:
-    data = fedspa.from_agents(
-        {name: fedspa.from_table(sites / f"{name}.csv", {**SCHEMA, "person": "patient"}) for name in SIZES}
-    )
-    assert data.agents == tuple(SIZES)
-    assert np.bincount(data.owners).tolist() == list(SIZES.values())
-    assert data.persons is not None
-    # Patient 1 of one hospital is not patient 1 of another.
-    assert len(np.unique(data.persons)) == sum(-(-records // 2) for records in SIZES.values())
-
-
 def test_a_frame_per_agent_is_what_the_files_are(sites: Path) -> None:
     pandas = pytest.importorskip("pandas")
     given = config(sites)

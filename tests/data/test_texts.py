@@ -57,12 +57,6 @@ def test_words_as_labels_long_texts_and_tabs(tmp_path: Path) -> None:
     assert data.train_x["input_ids"][0].tolist() == [2, 5, 5, 5, 5, 3]  # type: ignore[index,call-overload]
 
 
-def test_a_tokenizer_from_a_folder(tmp_path: Path) -> None:
-    tokenizer().save_pretrained(tmp_path / "bert")
-    data = fedspa.from_texts(tmp_path / "bert", {"one": (["good"], [1])}, test=(["bad"], [0]), max_length=4)
-    assert data.train_x["input_ids"].tolist() == [[2, 5, 3, 0]]  # type: ignore[index,call-overload]
-
-
 BAD: list[tuple[dict[str, Any], str]] = [
     (
         {"tokenizer": "no/such-model"},

@@ -17,11 +17,10 @@ from fedspa.engine.choose import EngineRequest, choose
 from fedspa.engine.local import engine_rows
 from fedspa.errors import ConfigError
 from fedspa.examples import Examples
-from fedspa.flower.trainer import trainer_for
 from fedspa.learning import models
 from fedspa.learning.agreement import Disagreement, require_agreement, synthetic_examples
 from fedspa.learning.flat import FlatModel
-from fedspa.learning.tasks import Classification, PerPerson
+from fedspa.learning.tasks import Classification
 
 LIKE = Examples(torch.zeros(1, 4), torch.zeros(1, dtype=torch.int64))
 TASK = Classification(3)
@@ -162,23 +161,6 @@ def test_what_engines_reach_is_taken(way: str) -> None:
     module = made(REACHED[way])
     choose(EngineRequest("auto", module, LIKE, "cpu", 1, exact=False, task=TASK))
     assert fedspa.check(module, torch.rand(2, 4)) == []
-
-
-def test_at_a_site_and_for_persons() -> None:
-    with pytest.raises(ConfigError, match=r"'first\.weight'"):
-        trainer_for(f"{__name__}:site_model", LIKE, TASK, None, "auto", 1, exact=False)
-    person = Examples({"records": LIKE.x.unsqueeze(1), "count": torch.ones(1, dtype=torch.int64)}, LIKE.y[None])
-    with pytest.raises(ConfigError, match=r"'first\.weight'"):
-        choose(EngineRequest("auto", Net(closure), person, "cpu", 1, exact=False, task=PerPerson(TASK)))
-
-
-def site_model() -> nn.Module:
-    return Net(closure)
-
-
-def records() -> fedspa.Dataset:
-    x, y = torch.randn(69, 4), torch.arange(69) % 3
-    return fedspa.from_arrays(x[:60], y[:60], x[60:], y[60:], name="records")
 
 
 @pytest.mark.parametrize("engine", ["native", "traced"])

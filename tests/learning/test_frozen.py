@@ -14,7 +14,7 @@ from fedspa.examples import Examples, Tree, count, leaves, zero_examples
 from fedspa.learning.backbone import Split, split
 from fedspa.learning.flat import FlatModel
 from fedspa.learning.forward import evaluating
-from fedspa.learning.tasks import Classification, CustomLoss, Task
+from fedspa.learning.tasks import Classification, Task
 
 CLASSES = 3
 
@@ -147,13 +147,6 @@ def test_a_head_that_changes_features_in_place_gets_copies() -> None:
 @pytest.mark.parametrize(("module", "said"), [(Drawn(), "draws"), (Counting(), "what the whole module gives")])
 def test_what_cannot_be_taken_out(module: nn.Module, said: str) -> None:
     assert said in str(found(module, rows()))
-
-
-def test_hooks_and_tasks_of_ones_own() -> None:
-    assert "calls the module itself" in str(found(chain(), images(), CustomLoss(lambda module, example: module)))
-    module = chain()
-    module[0].register_forward_hook(lambda layer, given, made: made * 2)
-    assert "hooks" in str(found(module, images()))
 
 
 class TestTransformers:

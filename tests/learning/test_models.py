@@ -84,12 +84,6 @@ def test_the_users_own_is_seeded_too(users: str, function: str) -> None:
     assert not torch.equal(one[1].weight, other[1].weight)
 
 
-def test_the_probe_leaves_no_trace(users: str) -> None:
-    model = build(f"{users}:Normed", DIGITS, 10, 0)
-    assert model.training
-    assert int(model.layers[1].num_batches_tracked) == 0
-
-
 # A sketch tells another frozen body from the same one on another processor.
 
 

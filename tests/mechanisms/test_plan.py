@@ -236,16 +236,6 @@ def test_participations_stop_at_a_million() -> None:
 # The comparison table of `fedspa privacy`
 
 TABLE: dict[str, Any] = {"batch": 10, "records": 600, "local_steps": 300, "participations": 5, "delta": 1e-3}
-KEYS = [("poisson", "add-remove", "pld"), ("poisson", "replace-one", "pld"), ("fixed", "replace-one", "pld")]
-
-
-def test_the_table_of_epsilon_at_a_noise() -> None:
-    table = compare(noise=9.291, **TABLE)
-    assert [(row.sampling, row.neighbours, row.accountant) for row in table] == KEYS
-    assert {row.noise for row in table} == {9.291}
-    poisson, replaced, fixed = (row.epsilon for row in table)
-    assert fixed == pytest.approx(0.33, rel=0.02)  # what the paper's noise gives
-    assert fixed > replaced > poisson
 
 
 @pytest.mark.parametrize("choice", [{}, {"epsilon": 1.0, "noise": 1.0}])

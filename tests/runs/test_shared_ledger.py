@@ -105,18 +105,6 @@ def sites(**more: Any) -> Dataset:
     return fedspa.from_agents(parts, name="hospitals")
 
 
-def test_persons_of_hospitals_and_records_in_one_folder(tmp_path: Path) -> None:
-    """Numbered agents may hold anybody's records: where units differ no total is stated, and every report opens."""
-    two = {"federation": {"agents": 2, "per_round": 2}, "algorithm": {"batch": 10}}
-    persons = trained(tmp_path / "a", sites(persons=np.arange(150) // 4), **two)
-    own = trained(tmp_path / "b", records())
-    assert persons.summary["epsilon_total"] == pytest.approx(persons.summary["epsilon"])
-    assert own.summary["epsilon_total"] is None
-    assert any("no ε over all runs of these agents" in warning for warning in own.summary["warnings"])
-    for result in (persons, own):
-        assert "no ε over all runs of these agents" in render([read(result.folder)])
-
-
 def test_hospitals_of_other_names_are_not_counted_and_a_note_says_so(tmp_path: Path) -> None:
     two = {"federation": {"agents": 2, "per_round": 2}}
     first = trained(tmp_path / "a", sites(), **two)

@@ -226,6 +226,7 @@ def test_x25519_of_rfc_7748(agree: Callable[[bytes, bytes], bytes]) -> None:
     assert agree(alice, of_bob) == agree(bob, of_alice) == shared
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("agree", [x25519, pedestrian.x25519])
 def test_x25519_a_thousand_times(agree: Callable[[bytes, bytes], bytes]) -> None:
     """RFC 7748, section 5.2: the result becomes the scalar, and the scalar the point."""

@@ -130,7 +130,7 @@ def test_agents_choose_what_they_score_highest(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("make", "seed"), [(searching, 0), (searching, 1), (asking, 100)])
+@pytest.mark.parametrize(("make", "seed"), [(searching, 0), (asking, 100)])
 def test_killed_anywhere_in_the_search_it_ends_as_if_never_killed(
     tmp_path: Path, make: Callable[[Path], dict[str, Any]], seed: int
 ) -> None:
@@ -138,7 +138,7 @@ def test_killed_anywhere_in_the_search_it_ends_as_if_never_killed(
     refuse_a_difference(make, tmp_path, random.Random(seed))
 
 
-@pytest.mark.parametrize(("make", "t"), [(searching, 0), (searching, 3), (searching, 6), (asking, 4), (asking, 7)])
+@pytest.mark.parametrize(("make", "t"), [(searching, 3), (searching, 6), (asking, 4)])
 def test_a_trial_that_crashes_stays_paid_and_drawn_anew_is_paid_again(
     tmp_path: Path, make: Callable[..., dict[str, Any]], t: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
