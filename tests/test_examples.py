@@ -176,7 +176,7 @@ def test_hospital_tables_from_five_files_to_a_page_that_is_signed(example: Examp
     pooled = float(example.script("pooled.py").split()[1])
     assert summary["score"] == "auc"
     assert pooled > 0.78
-    assert summary["score_last"] > 0.6  # noise is drawn anew: of 23 runs the least gave 0.66, and 19 more than 0.758
+    assert summary["score_last"] > 0.6  # noise is drawn anew: of 22 runs the least gave 0.66, and 18 more than 0.758
     assert summary["epsilon"] <= 3
     scores = example.answer("evaluate", "runs/trained", "--epsilon", "0.5", "--out", "runs/scores")
     assert {each["statistic"] for each in scores["estimates"]} >= {"auc", "accuracy"}
