@@ -137,12 +137,6 @@ def test_a_ledger_that_went_missing_is_no_fresh_budget(clinic):
     assert not clinic.ledger.exists()
 
 
-def test_rounds_that_are_over_are_stale(clinic):
-    answer_round(clinic, at_round(1), THETA)
-    assert refusal(clinic, at_round(0)) == "stale"
-    assert spent(clinic) == 1
-
-
 class Killed(KeyboardInterrupt):
     """Nothing of the agent's runs any more: what its own handlers let through."""
 

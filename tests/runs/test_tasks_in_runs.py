@@ -94,24 +94,6 @@ class TestBadInput:
         assert not (tmp_path / "run").exists()
 
 
-class TestSummary:
-    def test_metrics_of_ones_own_stand_beside(self, tmp_path: Path) -> None:
-        shapes = []
-
-        def bias(found: Tensor, y: Any) -> Tensor:
-            shapes.append((tuple(found.shape), tuple(y.shape)))
-            return (found.squeeze(1) - y).mean()
-
-        result = simulate(config(tmp_path / "run", name="regression"), data=numbers(), metrics={"bias": bias})
-        assert list(result.summary["scores"]) == ["rmse", "mae", "r2", "bias"]
-        assert result.summary["score"] == "rmse"
-        assert set(shapes) == {((60, 1), (60,))}
-        assert len(shapes) == 1 + len(result.metrics)  # once before the run
-        with torch.no_grad():
-            left = (result.module(X[180:]).squeeze(1) - numbers().test_y).mean()
-        assert result.summary["scores"]["bias"] == pytest.approx(float(left), rel=1e-4, abs=1e-6)
-
-
 class TestResume:
     def stopped(self, out: Path, **given: Any) -> None:
         with pytest.raises(Stopped):
