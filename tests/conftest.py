@@ -5,8 +5,10 @@ from __future__ import annotations
 import functools
 import gc
 import os
+import shutil
 from collections.abc import Generator
 from importlib.util import find_spec
+from pathlib import Path
 
 import pytest
 import torch
@@ -15,6 +17,11 @@ import typer.testing
 from hypothesis import HealthCheck, settings
 
 torch.set_num_threads(1)
+
+# Tests write thousands of files that must reach the disk before the next step: in memory they are there at once.
+_MEMORY = Path("/dev/shm")
+if _MEMORY.is_dir() and os.access(_MEMORY, os.W_OK) and shutil.disk_usage(_MEMORY).free > 4 * 2**30:
+    os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(_MEMORY))
 
 # Deterministic in CI: a failure there is a failure everywhere. `make test-long` draws new examples, and more of them.
 _QUICK = settings(deadline=None, max_examples=40, suppress_health_check=[HealthCheck.too_slow])

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 from rich.console import Console
-from small_runs import ALGORITHMS, SMALL, small
+from small_runs import ALGORITHMS, small
 from torch import nn
 
 import fedspa
@@ -88,15 +88,6 @@ def test_what_a_summary_notes_is_a_warning(tmp_path: Path) -> None:
     with pytest.warns(fedspa.RunWarning) as again:  # of a finished run that is opened again
         fedspa.run(resume=result.folder)
     assert [str(warning.message) for warning in again] == result.summary["warnings"]
-
-
-def test_seeded_noise_is_said_by_its_own_warning_only(tmp_path: Path) -> None:
-    with pytest.warns(FedspaWarning) as caught:
-        result = fedspa.run(small(tmp_path / "run"))
-    seeded = [warning for warning in caught if "seeded" in str(warning.message).lower()]
-    assert [warning.category for warning in seeded] == [fedspa.SeededNoiseWarning]
-    assert any(note.startswith("seeded noise") for note in result.summary["warnings"])
-    assert SMALL["privacy"]["noise"] == "seeded"
 
 
 # The README's Python runs as it stands.

@@ -29,7 +29,6 @@ def test_the_version_stands_in_one_place_and_the_pages_agree() -> None:
     assert "version" not in pyproject["project"]
     assert pyproject["tool"]["setuptools"]["dynamic"] == {"version": {"attr": "fedspa.__version__"}}
     newest = re.search(r"^## .*?(\d+\.\d+\.\d+)", (ROOT / "CHANGELOG.md").read_text("utf-8"), flags=re.M)
-    assert newest is not None
     shown = re.findall(r"fedspa[- ](\d+\.\d+\.\d+)", (ROOT / "docs" / "install.md").read_text("utf-8"))
     assert len(shown) == 2
     assert {newest[1], *shown} == {fedspa.__version__}

@@ -81,11 +81,6 @@ def test_persons_are_protected_where_they_are_given() -> None:
     assert model.result_.summary["unit"] == "person"
 
 
-def test_settings_reach_the_run() -> None:
-    model = FederatedClassifier(RANGES, settings={"algorithm": {"compression": 0.5}}, rounds=2).fit(*records())
-    assert model.result_.summary["compression"] == pytest.approx(0.5)
-
-
 BAD: list[tuple[dict[str, Any], dict[str, Any], type[Exception], str]] = [
     ({"ranges": [[0, 0], [1, 1]]}, {}, DataError, r"two rows of 3 numbers"),
     ({"ranges": [[1, 1, 1], [0, 0, 0]]}, {}, DataError, "each lowest value below"),

@@ -6,17 +6,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedspa.errors import DataError
 from fedspa.examples import (
     Tree,
     count,
-    in_float64,
     joined,
     layout,
     leaves,
     mapped,
-    named_leaves,
-    require_aligned,
     single_examples,
     split,
     taken,
@@ -52,17 +48,6 @@ def test_how_all_lie_does_not_show_in_one() -> None:
         assert {one.stride() for one in single_examples(whole) if isinstance(one, torch.Tensor)} == {(75, 25, 5, 1)}
 
 
-def test_the_way_to_each_leaf_is_its_name() -> None:
-    assert [name for name, _ in named_leaves((IMAGE, {"text": (IDS, MASK)}))] == ["0", "1.text.0", "1.text.1"]
-    assert layout({"ids": IDS, "mask": MASK}) == "ids (3,) int64, mask (3,) bool"
-    assert layout(IMAGE) == "(1, 2, 2) float32"
-
-
-def test_only_floats_change_their_precision() -> None:
-    found = in_float64((IMAGE, {"text": (IDS, MASK)}))
-    assert [leaf.dtype for leaf in leaves(found)] == [torch.float64, torch.int64, torch.bool]
-
-
 def test_taking_and_blanks_keep_the_layout() -> None:
     tree: Tree = (IMAGE, {"text": (IDS, MASK)})
     assert layout(taken(tree, torch.tensor([2, 0]))) == layout(tree) == layout(zero_examples(tree, 7))
@@ -75,18 +60,3 @@ def test_mapped_sees_every_leaf_once() -> None:
     seen: list[Tensor] = []
     mapped(lambda leaf: seen.append(leaf) or leaf, (IMAGE, {"text": (IDS, MASK)}))  # type: ignore[func-returns-value]
     assert [id(leaf) for leaf in seen] == [id(IMAGE), id(IDS), id(MASK)]
-
-
-@pytest.mark.parametrize(
-    ("tree", "said"),
-    [
-        ({}, "has no tensors in it"),
-        ({"a": torch.tensor(3.0)}, "'a' is a single number"),
-        ({"a": IDS, "b": IDS[:3]}, "'b' has 3 examples, and 4 are in 'a'"),
-        (torch.ones(2, dtype=torch.complex64), "complex"),
-    ],
-)
-def test_what_is_no_tree_of_examples(tree: Tree, said: str) -> None:
-    with pytest.raises(DataError, match=said) as caught:
-        require_aligned(tree, "data 'mine': train features")
-    assert str(caught.value).startswith("data 'mine': train features")

@@ -79,7 +79,6 @@ def test_a_reservation_pays_for_one_release(path: Path) -> None:
         ledger.release("a", "run", "0", "sha")
         ledger.release("a", "run", "0", "sha")
         found = ledger.find("a", "run", "0")
-        assert found is not None
         assert found.digest == "sha"
         with pytest.raises(LedgerError, match="already released another update"):
             ledger.release("a", "run", "0", "other noise")
@@ -262,19 +261,6 @@ class TestRefused:
     def test_totals_that_do_not_fit_the_entries(self, path: Path, statement: str) -> None:
         self.altered(path, statement)
         self.refused(path, "disagree|spends are missing")
-
-    def test_truncated(self, path: Path) -> None:
-        self.altered(path)
-        path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
-        with pytest.raises(LedgerError, match=r"damaged|cannot be relied on"):
-            Ledger.open(path)
-
-    def test_log_without_its_file(self, path: Path) -> None:
-        ledger = Ledger.open(path)
-        ledger.reserve("a", EVENT, "run", "0")
-        path.unlink()
-        self.refused(path, "a ledger was removed")
-        ledger.close()
 
     def altered(self, path: Path, *statements: str) -> None:
         with Ledger.open(path) as ledger:

@@ -51,7 +51,6 @@ def test_summary(path: Path) -> None:
     assert a.spent == {EVENT: 4, OTHER: 1}
     assert a.last_event == OTHER
     assert (a.delta, a.neighbours, a.accountant) == (1e-3, "add-remove", BY_FILTER)
-    assert a.cap is not None
     assert a.epsilon_left == a.cap.epsilon - a.epsilon
     assert a.participations_left is not None
     with Ledger.open(path) as ledger:

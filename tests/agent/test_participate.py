@@ -97,19 +97,6 @@ def test_an_update_that_is_not_finite_ends_a_simulation_and_no_deployment(site: 
     assert site.once(request).startswith(b"FSPA")
 
 
-def test_what_was_paid_for_and_failed_is_spent(site: Site) -> None:
-    failing = site.request()
-
-    def fail(*_: Any) -> Iterator[Any]:
-        raise MemoryError
-
-    for request in (replace(failing, algorithm=replace(failing.algorithm, respond=fail)), failing):
-        with pytest.raises(Refusal) as caught:
-            site.once(request)
-        assert caught.value.code == "spent"
-    assert site.trained == []
-
-
 def test_seeded_noise_and_no_plan_are_refused_before_a_record_is_looked_at(site: Site, tmp_path: Path) -> None:
     with pytest.raises(Refusal) as caught:
         check_terms(site.request(noise="seeded"), POLICY, simulated=False)

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from sample_plans import GAUSSIAN_PLAN, SHARED_PLAN
+from sample_plans import SHARED_PLAN
 from torch import Tensor, nn
 
 from fedspa.algorithms import Agent, Terms, chosen
@@ -16,7 +16,6 @@ from fedspa.engine.local import Engine
 from fedspa.engine.native import NativeEngine, library
 from fedspa.engine.per_example import PerExampleEngine, float64_reference
 from fedspa.engine.traced import trace_engine
-from fedspa.errors import PrivacyError
 from fedspa.examples import Examples
 from fedspa.learning.flat import FlatModel
 from fedspa.mechanisms.base import CLIP_UNITS
@@ -161,12 +160,6 @@ def test_a_record_without_a_gradient_counts_as_zero_and_tells_nobody(caplog: pyt
     )  # type: ignore[index]
     assert np.array_equal(answer.values, next(FED_SPA.respond(theta, TERMS, [without], engine)).values)
     assert "1 of the examples" in caplog.text
-
-
-def test_a_plan_of_another_mechanism_is_refused() -> None:
-    terms = replace(TERMS, steps=replace(GAUSSIAN_PLAN, dimension=DIMENSION))
-    with pytest.raises(PrivacyError, match="no DiscreteGaussianPlan"):
-        next(FED_SPA.respond(FlatModel(net()).flatten(), terms, [agent()], PerExampleEngine(net())))
 
 
 def test_rounding_and_noise_come_from_streams_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:

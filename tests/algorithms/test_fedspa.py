@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import pickle
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -21,11 +20,9 @@ from fedspa.agent.participate import Request
 from fedspa.algorithms import ALGORITHMS, Agent, Terms, chosen
 from fedspa.algorithms.algorithm import FED_SPA
 from fedspa.engine.local import LocalResult, LocalTask
-from fedspa.engine.native import NativeEngine, library
 from fedspa.engine.per_example import PerExampleEngine
-from fedspa.errors import ConfigError, PrivacyError
+from fedspa.errors import PrivacyError
 from fedspa.learning.flat import FlatModel
-from fedspa.mechanisms.base import NoPlan
 from fedspa.mechanisms.gaussian.plan import GaussianPlan
 from fedspa.randomness.mask import active_coordinates
 from fedspa.randomness.streams import Stream, agent_key, derive_key, draw_batch, mask_seed, root_key
@@ -47,9 +44,6 @@ def net() -> nn.Module:
 def plan(**changes: object) -> GaussianPlan:
     base = GaussianPlan(D, K, "l2", 0.4, "poisson", B, M, TAU, 1, 1.3, "add-remove", 1e-3)
     return replace(base, **changes)  # type: ignore[arg-type]
-
-
-FREE = NoPlan(D, K, "poisson", B, TAU)
 
 
 def terms(**changes: object) -> Terms:
@@ -113,33 +107,6 @@ def test_the_noise_of_an_update_is_what_the_server_expects(mask: str) -> None:
     factor = D / K if mask == "per-agent" else 1.0
     assert announced.update_noise == pytest.approx(0.2 * factor * tiny.sigma * math.sqrt(TAU))
     assert values.std() == pytest.approx(announced.update_noise, rel=5 / math.sqrt(2 * values.size))
-
-
-def among_others(who: Agent) -> Agent:
-    """The same agent, its records between those of two others, in another order."""
-    rows = M + torch.randperm(M, generator=torch.Generator().manual_seed(1))
-    x, y = (
-        torch.cat([agent(1).pool_x, who.pool_x, agent(2).pool_x]),
-        torch.cat([agent(1).pool_y, who.pool_y, agent(2).pool_y]),
-    )
-    x[rows], y[rows] = who.pool_x, who.pool_y
-    return replace(who, pool_x=x, pool_y=y, rows=rows)
-
-
-@pytest.mark.parametrize("algorithm", ["fedspa", "fedavg"])
-@pytest.mark.parametrize("native", [False, True])
-def test_records_among_those_of_others_make_the_same_update(algorithm: str, native: bool) -> None:
-    """Whether the engine reads them where they are or not."""
-    if native and library.library() is None:
-        pytest.skip("the native engine was not built")
-    engine = NativeEngine(net(), 1) if native else PerExampleEngine(net())
-    someone, announced = agent(7), terms() if algorithm == "fedspa" else terms(steps=FREE)
-    assert among_others(someone).records == someone.records
-    answers = [
-        next(ALGORITHMS[algorithm].respond(FlatModel(net()).flatten(), announced, [who], engine))
-        for who in (someone, among_others(someone))
-    ]
-    assert np.array_equal(answers[0].values, answers[1].values)
 
 
 @pytest.mark.parametrize("clip", ["l2", "coordinate"])
@@ -278,21 +245,6 @@ def test_an_agents_upload_has_the_same_bits(clip):
 def test_configs_and_reports_need_no_torch() -> None:
     code = "import sys, fedspa.runs.config, fedspa.report.record as p; p.cap_of; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
-
-
-@pytest.mark.parametrize("name", ALGORITHMS)
-def test_one_is_chosen_by_its_name_and_its_adversary(name: str) -> None:
-    local = chosen(name, "local")
-    assert local is chosen(name, None) is ALGORITHMS[name]
-    assert (local.adversary, local.mean) == ("local", None)
-    if local.aggregated is None:
-        with pytest.raises(ConfigError, match=f"privacy.adversary is 'secure-aggregation'; {name} is not run"):
-            chosen(name, "secure-aggregation")
-        return
-    summed = chosen(name, "secure-aggregation")
-    assert (summed.name, summed.adversary, summed.private) == (name, "secure-aggregation", True)
-    for known in (local, summed):
-        assert pickle.loads(pickle.dumps(known)) == known
 
 
 @pytest.mark.parametrize("name", ["fedspa", "dp-fed", "cpsgd"])

@@ -128,18 +128,6 @@ def test_it_adds_to_the_budget_of_the_training(trained, tmp_path: Path) -> None:
         assert {sum(ledger.spent(f"agent-{number}").values()) for number in range(AGENTS)} == {4}
 
 
-def test_a_policy_refuses_what_its_budget_does_not_cover(trained, tmp_path: Path) -> None:
-    data = dataset()
-    policy = tmp_path / "policy.toml"
-    policy.write_text(
-        'epsilon = 3.2\ndelta = 1e-4\nneighbours = "add-remove"\nmin_noise_multiplier = 0.01\nmax_local_steps = 100\n'
-        'max_rounds = 100\nmax_compression = 1.0\nclippings = ["l2", "coordinate"]\n'
-    )
-    run = trained(data, privacy={"noise": "secure"}, run={"out": str(tmp_path / "run"), "policy": str(policy)})
-    with pytest.raises(fedspa.FedspaError, match=r"budget|cap|left"):
-        evaluated(run, data, tmp_path, epsilon=2.0)
-
-
 class TestHoldout:
     def test_who_is_held_out_depends_on_nobody_else(self) -> None:
         """With a record less, all others stay where they are."""

@@ -117,21 +117,6 @@ def test_numbers_are_those_of_the_records(config, table, tmp_path: Path) -> None
         assert found.value("mean", "age", site=found.sites[number]) == pytest.approx(own["age"].mean(), abs=0.05)
 
 
-def test_a_date_counts_as_its_days(config, table, tmp_path: Path) -> None:
-    days = np.arange(len(table)) * 7 % 366
-    seen = [str(np.datetime64("2020-01-01") + day) if day % 5 else "" for day in days.tolist()]
-    column = {"kind": "date", "range": ["2020-01-01", "2020-12-31"], "parts": ["days", "weekday"]}
-    asked = config({"seen": {**column, "missing": "indicator"}, **COLUMNS})
-    table.assign(seen=seen).to_csv(tmp_path / "table.csv", index=False)
-    found = almost_exact(asked, out=tmp_path / "run")
-    there = days[:-1][days[:-1] % 5 != 0]
-    assert found.value("mean", "seen") == pytest.approx(there.mean(), abs=0.1)
-    assert found.value("count of missing", "seen") == pytest.approx(600 - len(there), abs=0.1)
-    assert found.value("mean", "age") == pytest.approx(table["age"][:-1].mean(), abs=0.01)
-    following = found.standardised(asked).data.table
-    assert following.columns["seen"] == asked.data.table.columns["seen"]
-
-
 def test_balanced_weights_come_from_released_frequencies(config, tmp_path: Path) -> None:
     found = fedspa.statistics(config(), epsilon=4.0, out=tmp_path / "run")
     balanced = {"name": "classification", "options": {"weights": "balanced"}}
@@ -372,21 +357,11 @@ def test_a_release_is_what_it_says(config, key: str, value: object) -> None:
         fedspa.load(asked, [f"{key}={json.dumps(value)}"])
 
 
-def test_the_model_of_totals_is_for_statistics_alone() -> None:
-    with pytest.raises(ConfigError, match=r"model.name is 'totals', which is for task.name 'statistics'"):
-        fedspa.load({"model": {"name": "totals"}, "privacy": {"epsilon": 1.0}})
-
-
 def test_the_budget_of_the_training_is_not_spent_unasked(config, tmp_path: Path) -> None:
     """The config's ε is what training may cost: a release says its own."""
     with pytest.raises(ConfigError, match=r"epsilon is missing: what the release may cost .* the training's"):
         fedspa.statistics(config(), out=tmp_path / "run")
     assert not (tmp_path / "run").exists()
-
-
-def test_data_without_a_schema_has_no_statistics(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="task 'statistics' is for a table"):
-        fedspa.statistics({"privacy": {"epsilon": 1.0}}, epsilon=1.0, out=tmp_path / "run")
 
 
 class TestCommand:
@@ -418,30 +393,6 @@ class TestCommand:
         audited = runner.invoke(app, ["audit", "--config", "run/config.toml", "--draws", "100"])
         assert audited.exit_code == 0, audited.output
         assert "one record's part" in audited.output
-
-    @pytest.mark.parametrize(
-        ("arguments", "said"),
-        [
-            (["--epsilon", "1", "--share", "age"], "it must read NAME=WEIGHT"),
-            (["--plan", "--write-schema", "s.toml"], "--plan and a file to write: both given"),
-            (["--epsilon", "1", "--columns", "agee"], "did you mean 'age'"),
-            ([], "--epsilon is missing"),
-            (["--plan"], "--epsilon is missing"),
-            (["--release-config", "release.toml"], "--epsilon is missing"),
-        ],
-    )
-    def test_a_wrong_flag(self, config, tmp_path: Path, monkeypatch, arguments: list[str], said: str) -> None:
-        monkeypatch.chdir(tmp_path)
-        Path("config.toml").write_text(to_toml(config()))
-        result = CliRunner().invoke(app, ["stats", "config.toml", *arguments])
-        assert result.exit_code != 0
-        assert said in str(result.exception)
-
-    def test_a_run_that_trained_has_none(self, tmp_path: Path) -> None:
-        values = {"federation": {"rounds": 1, "agents": 2, "per_round": 2}, "run": {"out": str(tmp_path / "run")}}
-        fedspa.run({**values, "privacy": {"epsilon": 5.0}})
-        with pytest.raises(ConfigError, match="trained a model"):
-            fedspa.Statistics.load(tmp_path / "run")
 
 
 def test_a_release_that_was_interrupted_resumes_and_pays_once(config, tmp_path: Path) -> None:

@@ -85,7 +85,6 @@ def test_a_relative_path_from_another_folder(tmp_path: Path, monkeypatch: pytest
     assert list(Path().iterdir()) == []
     assert len(export(tmp_path / "here/books.sqlite")["entries"]) >= 12
     found = load_latest(folder / "checkpoint")
-    assert found is not None
     assert found.config.run.ledger == str(tmp_path / "here/books.sqlite")
     assert json.dumps(found.config.run.ledger) in (folder / "config.toml").read_text("utf-8")
     with pytest.raises(FedspaError, match=r"run\.ledger was .*here/books\.sqlite' and is .*there/books\.sqlite'"):

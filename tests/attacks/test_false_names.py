@@ -74,7 +74,6 @@ def test_every_file_says_what_was_trained(tmp_path: Path, given: dict[str, Any],
     assert told["torch version"] == torch.__version__
     page = (tmp_path / "run" / "report.html").read_text("utf-8")
     subtitle = re.search(r'<p class="subtitle">(.*?)</p>', page)
-    assert subtitle is not None
     assert f"on {names['data']}, model {names['model']}, 650 parameters" in subtitle[1]
     for value in (*names.values(), told["digest of the module"], told["class of the module"]):
         assert value in page[: page.index('<section class="approval"')]

@@ -242,7 +242,6 @@ class TestEvents:
         assert spent.epsilon <= epsilon({EVENT: 10}, 1e-5, neighbours="add-remove")
         assert noise_modes(mixed) == {"exact": 1, "secure": 3, "seeded": 4, "unrecorded": 2}
         words = seeded_warning(noise_modes(mixed))
-        assert words is not None
         assert words.startswith("THE NOISE OF 4 OF 10 PARTICIPATIONS WAS SEEDED")
         assert seeded_warning({"secure": 3, "unrecorded": 1}) is None
 

@@ -269,7 +269,6 @@ def _missing(target: Summed) -> Summed:
         made = target.send(request, agents, engine)
         silent, session = max(agents), request.session
         secret = agents[silent].secret
-        assert session is not None
         assert secret is not None
         nothing = np.full(session.count, round(target.law(1).mean()), np.int64)
         return made | {silent: upload(nothing, session, silent, secret)}

@@ -19,7 +19,6 @@ from torch import Tensor, nn
 from fedspa.agent.participate import Request
 from fedspa.algorithms import Agent, Terms
 from fedspa.algorithms.base import Answer
-from fedspa.algorithms.cpsgd import audit as cpsgd
 from fedspa.audit import aggregation
 from fedspa.audit.aggregation import (
     SHARES,
@@ -35,7 +34,7 @@ from fedspa.audit.aggregation import (
     worst_pair,
 )
 from fedspa.audit.audited import Setting, of_config
-from fedspa.audit.statistics import UNBOUNDED, Question
+from fedspa.audit.statistics import Question
 from fedspa.engine import EngineName, native
 from fedspa.engine.local import Engine
 from fedspa.secagg.masking import decode, encode
@@ -246,36 +245,11 @@ def test_an_engine_that_clips_too_long_is_caught() -> None:
     assert failed(neighbour_questions(SETTING, target)) == {"answer: Δ₂, replace-one", "answer: Δ₂, add-remove"}
 
 
-CPSGD = (
-    '[federation]\nagents = 8\nper_round = 8\nrounds = 2\n[algorithm]\nname = "cpsgd"\nlocal_steps = 1\n'
-    '[privacy]\nnoise = "seeded"\nadversary = "secure-aggregation"\ncolluders = 2\n'
-    'sampling = "fixed"\nclip = "coordinate"\nclip_value = 0.1\n[algorithm.options]\ntrials = 2000\n'
-)
 FED_SPA = (
     "[federation]\nagents = 10\nper_round = 10\nrounds = 2\n[algorithm]\nlocal_steps = 1\nbatch = 144\n"
     'compression = 0.3\nmask = "shared"\n[privacy]\nnoise = "seeded"\nadversary = "secure-aggregation"\n'
     'members = 9\ncolluders = 3\nepsilon = 1.0\nclip = "l2"\nclip_value = 0.5\nsampling = "poisson"\n'
 )
-
-
-def test_the_sums_of_a_cpsgd_config(tmp_path: Path) -> None:
-    """Beside them one member's own numbers are audited against the worst case, whether that has an ε or not."""
-    (tmp_path / "run.toml").write_text(CPSGD)
-    mechanism, target, setting = of_config(tmp_path / "run.toml", ["algorithm.options.trials=20"], 100, 0)
-    assert mechanism is cpsgd.AUDIT
-    alone = target.plan
-    assert (alone.adversary, alone.members, alone.trials) == ("local", 0, 20)
-    assert failed([cpsgd.attack_question(setting, target)]) == set()
-    weak = replace(target, plan=replace(alone, trials=2))
-    assert cpsgd.attack_question(setting, weak).answer(ALPHA).claimed == UNBOUNDED
-    plan = target.sums.plan
-    assert (plan.members, plan.colluders, plan.trials, plan.batch) == (6, 1, 20, 10)
-    assert failed(noise_questions(setting, target.sums)) == set()
-
-
-def test_a_local_cpsgd_config_has_no_sums() -> None:
-    plan = replace(of_cpsgd().plan, trials=10_000)
-    assert cpsgd.of_plan(plan).sums is None
 
 
 def test_the_sums_of_a_fedspa_config(tmp_path: Path) -> None:

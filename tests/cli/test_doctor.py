@@ -123,17 +123,6 @@ def test_a_native_engine_that_was_not_built_is_not_required(quick: Call, monkeyp
 
 
 @built
-def test_a_model_by_name_on_the_quickstarts_records(quick: Call) -> None:
-    code, out, _ = quick("doctor --model mlp")
-    assert code == 0
-    lines = {line.split()[1]: " ".join(line.split()) for line in out.splitlines()}
-    assert out.splitlines()[0] == "mlp: ready"
-    assert lines["model"].endswith("mlp: d = 4,810 parameters")
-    assert "(1, 8, 8) float32 (data 'digits')" in lines["records"]
-    assert lines["engine"].endswith("native on cpu: the fastest that can run this model here")
-
-
-@built
 def test_an_own_module_is_told_what_keeps_it_from_a_faster_engine(quick: Call, tmp_path: Path) -> None:
     said = found(quick, "--model asked_models:normed")
     assert said["model"].endswith(f"d = {64 * 8 + 8 + 16 + 90:,} parameters")
@@ -174,12 +163,6 @@ def test_a_model_that_cannot_be_trained_privately_is_refused(quick: Call, name: 
     said = json.loads(out)
     assert (code, said["ready"]) == (1, False)
     assert {check["subject"] for check in said["checks"]} == {"model", "records", "problem"}
-
-
-def test_a_warning_is_no_refusal(quick: Call) -> None:
-    said = found(quick, "--model asked_models:Centred")
-    assert said["problem"]
-    assert said["engine"].startswith("traced")
 
 
 def test_the_version_names_torch_and_the_instruction_set_without_importing_torch(

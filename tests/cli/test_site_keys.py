@@ -28,7 +28,6 @@ def sites(tmp_path: Path) -> Path:
         code, said = called("keygen", tmp_path / f"{name}.key")
         assert code == 0
         public = re.search(r"^public key +([0-9a-f]{64})$", said, flags=re.M)
-        assert public is not None
         lines.append(f'{name} = "{public[1]}"')
     (tmp_path / "roster.toml").write_text("\n".join(lines))
     return tmp_path

@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import fedspa
 from fedspa.data.columns import checked
-from fedspa.errors import ConfigError, DataError, RunWarning
+from fedspa.errors import DataError, RunWarning
 
 X, Y = np.arange(12.0).reshape(4, 3), np.array([0, 1, 1, 0])
 IDS = np.arange(12).reshape(4, 3)
@@ -31,26 +31,8 @@ def test_examples_without_targets_have_a_row_with_nothing_in_it() -> None:
     assert data.train_y.shape == (4, 0)
 
 
-@pytest.mark.parametrize(
-    ("train", "test", "options", "says"),
-    [
-        (examples(labels=[0] * 4), None, {"target": "age"}, "'age' must be among them"),
-        (examples(labels=[0, 1]), None, {}, "x has 4 records and y has 2"),
-        (examples(labels=[0, 1, 1, 0]), None, {"owners": [0, 1]}, "owners must be one number from 0 on per training"),
-        (examples(labels=[0, 1, 1, 0]), None, {"owners": [0.5] * 4}, "owners are object of shape"),
-        (examples(labels=[0, 1, 1, 0]), None, {"persons": ["a", None, "b", "c"]}, "1 of 4 ids are missing, as None"),
-    ],
-)
-def test_what_cannot_be_used_is_refused_in_one_line(train: Any, test: Any, options: dict[str, Any], says: str) -> None:
-    with pytest.raises(fedspa.FedspaError, match=says) as refusal:
-        fedspa.from_examples(train, train if test is None else test, **{"name": "d", **options})
-    assert "\n" not in str(refusal.value)
-
-
 def test_whose_records_they_are() -> None:
     data = fedspa.from_arrays(X, Y, X, Y, name="d", owners=["b", "a", "b", "a"], persons=[17, 4, 17, 3])
-    assert data.owners is not None
-    assert data.persons is not None
     assert data.owners.tolist() == [1, 0, 1, 0]
     assert data.persons.tolist() == [2, 1, 2, 0]
 
@@ -61,8 +43,6 @@ def test_agents_are_joined_and_owned() -> None:
     assert torch.equal(data.train_x, torch.tensor(np.concatenate([X, X[:2]]), dtype=torch.float32))  # type: ignore[arg-type]
     assert data.train_y.tolist() == [0, 1, 1, 0, 0, 1]
     assert data.test_y.tolist() == [0]
-    assert data.owners is not None
-    assert data.persons is not None
     assert data.owners.tolist() == [0, 0, 0, 0, 1, 1]
     assert data.persons.tolist() == [0, 0, 1, 1, 2, 3]
 
@@ -92,19 +72,6 @@ def test_agents_must_agree(other: Any, words: str) -> None:
             fedspa.from_agents(agents, test=test, name="d")
         assert said in str(caught.value)
         assert "\n" not in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("persons", "words"),
-    [
-        ([[1, 2, 3, 4]], "an array of ids per agent, and there are 2 agents"),
-        ([[1, 2, 3, 4], [1, 2]], "of agent 1 are 2, and it has 4 records"),
-        ([[1, 2, 3, 4], ["1", "2", "3", "4"]], "of agent 1 are <U1 and those of agent 0 int64: one kind"),
-    ],
-)
-def test_persons_of_agents(persons: Any, words: str) -> None:
-    with pytest.raises(DataError, match=words):
-        fedspa.from_agents([(X, Y), (X, Y)], test=(X, Y), name="d", persons=persons)
 
 
 # Tables
@@ -155,25 +122,9 @@ def test_a_table_is_a_dataset_whatever_it_and_its_schema_came_as(tmp_path: Path)
         assert data.train_x.tolist() == [[0], [1], [-1]]
         assert data.test_x.tolist() == [[-0.5]]
         assert data.train_y.tolist() == [-1, 0, 1]  # clipped
-        assert data.owners is not None
-        assert data.persons is not None
         assert data.owners.tolist() == [0, 1, 1]
         assert data.persons.tolist() == [0, 1, 2]
         assert (data.target_scale, data.target_offset) == ((100.0,), (200.0,))
-
-
-@pytest.mark.parametrize(
-    ("table", "schema", "words"),
-    [
-        (3, SCHEMA, "the frame cannot be read"),
-        (None, 3, "the schema is 3"),
-        (None, "missing.toml", "missing.toml: No such file"),
-    ],
-)
-def test_tables_that_do_not_fit(tmp_path: Path, table: Any, schema: Any, words: str) -> None:
-    with pytest.raises((DataError, ConfigError), match=words) as caught:
-        fedspa.from_table(written(tmp_path) if table is None else table, schema)
-    assert "\n" not in str(caught.value)
 
 
 def test_what_is_printed_of_a_dataset_holds_no_value_of_a_record() -> None:

@@ -1,14 +1,12 @@
 import os
 import sys
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import tiny_files as files
 import torch
 
-from fedspa.data.adapters import from_arrays
 from fedspa.data.dataset import Dataset
 from fedspa.data.datasets import load
 from fedspa.errors import DataError
@@ -56,33 +54,6 @@ def test_mnist_and_its_like_from_any_of_their_folders(
     assert data.test_y.tolist() == made["t10k-labels-idx1-ubyte"].tolist()
 
 
-def test_mnist_says_what_is_missing_where_and_whence(tmp_path: Path) -> None:
-    with pytest.raises(DataError) as caught:
-        load("mnist", tmp_path)
-    said = str(caught.value)
-    assert "\n" not in said
-    assert all(f"{name} or {name}.gz" in said for name in files.MNIST_FILES)
-    assert all(f"'{folder}'" in said for folder in (tmp_path, tmp_path / "mnist", tmp_path / "MNIST/raw"))
-    assert "yann.lecun.com" in said
-    with pytest.raises(DataError, match=r"FashionMNIST/raw.*github\.com/zalandoresearch/fashion-mnist"):
-        load("fashion-mnist", tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("file", "values", "said"),
-    [
-        ("train-labels-idx1-ubyte", np.zeros(11, np.uint8), "train has 12 records and 11 labels"),
-        ("t10k-labels-idx1-ubyte", np.full(5, 10, np.uint8), r"test has label 10, outside 0\.\.9"),
-        ("t10k-images-idx3-ubyte", np.zeros((0, 28, 28), np.uint8), "test has 0 records and 5 labels"),
-    ],
-)
-def test_mnist_files_that_do_not_belong_together(tmp_path: Path, file: str, values: Any, said: str) -> None:
-    files.mnist(tmp_path, packed=False)
-    (tmp_path / file).write_bytes(files.idx(values))
-    with pytest.raises(DataError, match=said):
-        load("mnist", tmp_path)
-
-
 @pytest.mark.parametrize("below", ["cifar-10-batches-py", ""])
 def test_cifar10(tmp_path: Path, below: str) -> None:
     files.cifar(tmp_path / below)
@@ -92,13 +63,6 @@ def test_cifar10(tmp_path: Path, below: str) -> None:
     np.testing.assert_allclose(data.train_x[:4, 2].numpy(), (first[:, 2] - 0.4465) / 0.2616, atol=1e-5)
     assert data.train_y[:5].tolist() == [0, 1, 2, 3, 1]
     assert data.test_y.tolist() == [5, 6, 7, 8]
-
-
-def test_an_unknown_name() -> None:
-    with pytest.raises(
-        DataError, match=r"data\.name = 'imagenet'.*digits, mnist, fashion-mnist, cifar10.*\.npz.*package\.module"
-    ):
-        load("imagenet", None)
 
 
 def test_an_npz_by_path_or_in_the_folder(tmp_path: Path) -> None:
@@ -113,25 +77,6 @@ def test_an_npz_by_path_or_in_the_folder(tmp_path: Path) -> None:
 
 nan, inf = X.copy(), X.copy()
 nan[3, 1], inf[5, 3] = np.nan, -np.inf
-
-
-@pytest.mark.parametrize(
-    ("changed", "said"),
-    [
-        ({"train_x": nan}, "train features hold NaN or ∞"),
-        ({"test_y": np.array([0, np.nan, 1, 1, 1, 1])}, "test labels hold NaN or ∞"),
-        ({"train_x": [[1, 2], [3]]}, r"train: x cannot be read as numbers of one shape \(ValueError: "),
-        ({"test_x": X[:0], "test_y": Y[:0]}, "test has no records"),
-        ({"train_x": X[:, :0]}, r"test: x has shape \(4,\) and that of train has \(0,\)"),
-        ({"test_x": X[:, :3]}, r"test: x has shape \(3,\) and that of train has \(4,\)"),
-    ],
-)
-def test_what_arrays_may_not_be(changed: dict[str, Any], said: str) -> None:
-    arrays = {"train_x": X, "train_y": Y, "test_x": X, "test_y": Y} | changed
-    with pytest.raises(DataError, match=said) as caught:
-        from_arrays(**arrays, name="mine")
-    assert str(caught.value).startswith("data 'mine'")
-    assert "\n" not in str(caught.value)
 
 
 def test_a_dataset_is_checked_however_it_is_made() -> None:
@@ -182,21 +127,6 @@ def users(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 def test_the_users_own(users: str, function: str, classes: int) -> None:
     data = load(f"{users}:{function}", None)
     assert (data.classes, data.input_shape, len(data.test_y)) == (classes, (2,), 4)
-
-
-@pytest.mark.parametrize(
-    ("function", "said"),
-    [
-        ("three", r"returned a tuple: .*\(train_x, train_y, test_x, test_y\)"),
-        ("fails", r"failed in its own code \(KeyError: "),
-        ("bad", "NaN or ∞"),
-    ],
-)
-def test_what_a_user_may_get_wrong(users: str, function: str, said: str) -> None:
-    with pytest.raises(DataError, match=said) as caught:
-        load(f"{users}:{function}", None)
-    assert f"{users}:{function}" in str(caught.value)
-    assert "\n" not in str(caught.value)
 
 
 def real(name: str, file: str) -> Dataset:

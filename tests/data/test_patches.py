@@ -102,19 +102,6 @@ def test_whitening_leaves_no_direction_more_than_its_share(bank):
     assert after[-1] / after[-20] < 3
 
 
-def test_constants_are_the_same_again_on_other_threads():
-    before = patches.constants(BANKS[1])
-    forget()
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1 if threads > 1 else 2)
-    try:
-        again = patches.constants(BANKS[1])
-    finally:
-        torch.set_num_threads(threads)
-    for name in ("patterns", "offsets", "means", "whitening"):
-        assert torch.equal(getattr(before, name), getattr(again, name)), name
-
-
 def test_the_pictures_are_always_the_same():
     """What agents upload means something only if all of them map by the same constants."""
     drawn = patches.pictures(3)

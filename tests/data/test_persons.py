@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from fedspa.data.adapters import from_arrays
-from fedspa.data.dataset import Dataset, grouped, labels_of, numbered, owners_of, view
+from fedspa.data.dataset import Dataset, grouped, owners_of, view
 from fedspa.data.datasets import load
 from fedspa.errors import DataError
 
@@ -31,14 +31,6 @@ def test_a_person_is_an_example_with_those_of_their_records_that_were_drawn() ->
     assert people.x["records"].squeeze(2).tolist() == [[10, 50], [20, 40], [30, 30]]  # type: ignore[union-attr]
 
 
-def test_records_may_be_trees() -> None:
-    x = {"tokens": torch.arange(12).view(6, 2), "mask": torch.ones(6, 2, dtype=torch.bool)}
-    people = grouped(x, (Y, Y + 1), PERSONS, 3, draws(0, 1, 2, 3, 4, 5))
-    assert people.x["records"]["tokens"].shape == (3, 3, 2)  # type: ignore[index, call-overload]
-    assert people.x["records"]["mask"].dtype == torch.bool  # type: ignore[index, call-overload]
-    assert people.y[1].tolist() == [[2, 6, 2], [1, 3, 5], [4, 4, 4]]  # type: ignore[index, union-attr]
-
-
 def test_which_records_count_is_uniform() -> None:
     """Two of four: each of the six pairs about as often as any other."""
     rng, seen = np.random.default_rng(0), dict[tuple[int, ...], int]()
@@ -50,22 +42,10 @@ def test_which_records_count_is_uniform() -> None:
     assert all(140 < times < 265 for times in seen.values())  # 200 ± 5 standard deviations
 
 
-def test_numbers_and_labels_of_persons() -> None:
-    assert numbered(PERSONS).tolist() == [1, 0, 1, 2, 1, 0]
-    assert labels_of(PERSONS, np.array([7, 3, 7, 5, 3, 9])).tolist() == [3, 7, 5]
-
-
 def test_a_person_is_at_one_agent() -> None:
     assert owners_of(PERSONS, np.array([1, 0, 1, 2, 1, 0])).tolist() == [0, 1, 2]
     with pytest.raises(DataError, match=r"person 4 has records at agents 0 and 1: .*number persons anew at each agent"):
         owners_of(PERSONS, np.array([1, 0, 0, 2, 1, 0]))
-
-
-@pytest.mark.parametrize("ids", [["a", "b", "a"], np.array([7, 2**60, 7]), [b"a", b"b", b"a"]])
-def test_ids_are_numbers_or_texts(ids: Any) -> None:
-    made = from_arrays(np.zeros((3, 2)), [0, 1, 0], np.zeros((2, 2)), [0, 1], name="d", persons=ids)
-    assert made.persons is not None
-    assert made.persons.tolist() in ([0, 1, 0], [1, 0, 1])
 
 
 @pytest.mark.parametrize(
@@ -81,7 +61,6 @@ def test_an_array_of_an_npz_says_whose_records_they_are(tmp_path: Path) -> None:
     arrays = {"x_train": np.zeros((3, 2)), "y_train": [0, 1, 0], "x_test": np.zeros((2, 2)), "y_test": [0, 1]}
     np.savez(tmp_path / "visits.npz", **arrays, patient=["p1", "p2", "p1"])
     found = load("visits.npz", tmp_path, "patient")
-    assert found.persons is not None
     assert found.persons.tolist() == [0, 1, 0]
     assert load("visits.npz", tmp_path).persons is None
     with pytest.raises(DataError, match=r"visits\.npz lacks doctor"):
@@ -98,10 +77,8 @@ def visits(persons: Any) -> Dataset:
 @pytest.mark.parametrize("share", [0.01, 0.5])
 def test_whole_persons_are_held_out(share: float) -> None:
     data = visits(np.random.default_rng(0).integers(0, 40, 300))
-    assert data.persons is not None
     parted = view(data, None, share)
     kept = parted.persons
-    assert kept is not None
     out = data.persons[parted.test_x.squeeze(1).long().numpy()]  # type: ignore[union-attr]
     assert not set(kept.tolist()) & set(out.tolist())
     assert len(kept) + len(out) == 300

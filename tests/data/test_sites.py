@@ -11,8 +11,6 @@ import pytest
 import fedspa
 from fedspa.agent.ledger.ledger import Ledger
 from fedspa.errors import ConfigError, DataError
-from fedspa.runs.config import to_toml
-from fedspa.runs.setup import prepare
 from fedspa.tuning.suggest import suggest_for
 
 SCHEMA: dict[str, Any] = {
@@ -56,22 +54,6 @@ def test_agents_have_the_names_of_their_files_everywhere(sites: Path) -> None:
     assert "agent-0" not in page
 
 
-def test_the_order_of_the_files_is_that_of_their_names(sites: Path) -> None:
-    data = fedspa.from_agents(
-        {name: fedspa.from_table(sites / f"{name}.csv", {**SCHEMA, "person": "patient"}) for name in SIZES}
-    )
-    assert data.agents == tuple(SIZES)
-    assert np.bincount(data.owners).tolist() == list(SIZES.values())
-    assert data.persons is not None
-    # Patient 1 of one hospital is not patient 1 of another.
-    assert len(np.unique(data.persons)) == sum(-(-records // 2) for records in SIZES.values())
-
-
-def test_persons_of_several_files_train(sites: Path) -> None:
-    given = config(sites, person="patient", table=SCHEMA)
-    assert fedspa.run(given, progress=False).summary["unit"] == "person"
-
-
 def test_a_frame_per_agent_is_what_the_files_are(sites: Path) -> None:
     pandas = pytest.importorskip("pandas")
     given = config(sites)
@@ -88,13 +70,6 @@ def test_a_frame_per_agent_is_what_the_files_are(sites: Path) -> None:
     assert scores[0] == scores[1]
 
 
-def test_names_of_an_agents_column_and_of_owners() -> None:
-    x, y = np.zeros((4, 1), dtype=np.float32), np.array([0, 1, 0, 1])
-    data = fedspa.from_arrays(x, y, x, y, name="demo", owners=["b", "a", "b", "a"])
-    assert (data.agents, data.owners.tolist()) == (("a", "b"), [1, 0, 1, 0])
-    assert fedspa.from_arrays(x, y, x, y, name="demo", owners=[7, 3, 7, 3]).agents is None
-
-
 @pytest.mark.parametrize(
     ("change", "said"),
     [
@@ -107,13 +82,6 @@ def test_names_of_an_agents_column_and_of_owners() -> None:
 def test_what_does_not_fit_is_one_line(sites: Path, change: dict[str, Any], said: str) -> None:
     with pytest.raises((ConfigError, DataError), match=said):
         fedspa.run(config(sites, **change), progress=False)
-
-
-def test_a_wrong_number_of_agents_is_named(sites: Path) -> None:
-    given = config(sites)
-    given["federation"] = {"agents": 4, "per_round": 3, "rounds": 1}
-    with pytest.raises(ConfigError, match="the data comes with 3 agents of its own: set it to 3"):
-        fedspa.run(given, progress=False)
 
 
 def test_agents_that_are_left_out_are_those_of_the_data(sites: Path) -> None:
@@ -129,16 +97,6 @@ def test_agents_that_are_left_out_are_those_of_the_data(sites: Path) -> None:
     assert suggest_for(fedspa.load(given)).settings["federation.agents"] == 3
 
 
-def test_agents_that_are_left_out_have_the_rounds_that_so_many_need(tmp_path: Path) -> None:
-    x, y = np.zeros((300, 2), dtype=np.float32), np.arange(300) % 2
-    parts = {f"site {n}": fedspa.from_arrays(x, y, x[:2], y[:2], name="part") for n in range(150)}
-    data = fedspa.from_agents(parts, name="many")
-    given = fedspa.load({"privacy": {"epsilon": 2.0, "noise": "seeded"}})
-    federation = prepare(given, data).config.federation
-    assert (federation.agents, federation.per_round, federation.rounds) == (150, 15, 50)
-    assert to_toml(given, given_only=True) == '[privacy]\nepsilon = 2.0\nnoise = "seeded"\n'
-
-
 def test_a_list_of_files_is_a_federation(sites: Path) -> None:
     """Agents are in the order of the list, in every file of the run, and a file that is not there is named."""
     names = [str(sites / "south.csv"), "sites/north.csv"]
@@ -152,36 +110,6 @@ def test_a_list_of_files_is_a_federation(sites: Path) -> None:
         fedspa.run(config(sites, name=["sites/east.csv", "sites/north.csv"]), progress=False)
     with pytest.raises(ConfigError, match=r"data\.name"):
         fedspa.load(config(sites, name=["sites/north.csv", 3]))
-
-
-def test_two_files_of_one_name_are_refused(sites: Path) -> None:
-    for folder in ("a", "b"):
-        (sites / folder).mkdir()
-        (sites / folder / "data.csv").write_text((sites / "north.csv").read_text())
-    with pytest.raises(DataError, match="two files named 'data'"):
-        fedspa.run(config(sites, name="sites/?/data.csv"), progress=False)
-
-
-@pytest.mark.parametrize(
-    ("agents", "said"),
-    [
-        ({}, "a mapping or list with an entry per agent"),
-        ({"a": 1}, "from_agents needs `test`"),
-        ([], "a mapping or list with an entry per agent"),
-    ],
-)
-def test_agents_that_are_none(agents: Any, said: str) -> None:
-    with pytest.raises(DataError, match=said):
-        fedspa.from_agents(agents)
-
-
-def test_data_sets_of_other_columns_are_refused(sites: Path) -> None:
-    other = {**TABLE, "columns": {**TABLE["columns"], "age": {"kind": "number", "range": [0, 120]}}}
-    north, south = (fedspa.from_table(sites / f"{name}.csv", s) for name, s in (("north", TABLE), ("south", other)))
-    with pytest.raises(DataError, match="agent 'south' has other columns or classes than the first"):
-        fedspa.from_agents({"north": north, "south": south})
-    with pytest.raises(DataError, match="takes `name` only"):
-        fedspa.from_agents({"north": north}, test=north)
 
 
 def test_a_name_that_no_ledger_takes_is_refused() -> None:

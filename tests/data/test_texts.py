@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 import fedspa
 from fedspa.cli import app
-from fedspa.errors import ConfigError, DataError
+from fedspa.errors import DataError
 
 transformers = pytest.importorskip("transformers")
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "good", "bad", "film"]
@@ -55,12 +55,6 @@ def test_words_as_labels_long_texts_and_tabs(tmp_path: Path) -> None:
     data = fedspa.from_texts(tokenizer(), {"one": path}, test=path, **given)
     assert data.train_y.tolist() == [1, 0]
     assert data.train_x["input_ids"][0].tolist() == [2, 5, 5, 5, 5, 3]  # type: ignore[index,call-overload]
-
-
-def test_a_tokenizer_from_a_folder(tmp_path: Path) -> None:
-    tokenizer().save_pretrained(tmp_path / "bert")
-    data = fedspa.from_texts(tmp_path / "bert", {"one": (["good"], [1])}, test=(["bad"], [0]), max_length=4)
-    assert data.train_x["input_ids"].tolist() == [[2, 5, 3, 0]]  # type: ignore[index,call-overload]
 
 
 BAD: list[tuple[dict[str, Any], str]] = [
@@ -114,13 +108,6 @@ def test_a_hub_name_without_network_fails_in_a_second(monkeypatch: pytest.Monkey
     assert called == [{"local_files_only": True}]
 
 
-def test_a_tokenizer_without_padding() -> None:
-    without = tokenizer()
-    without.pad_token = None
-    with pytest.raises(DataError, match=r"no padding token.*set tokenizer.pad_token = tokenizer.eos_token"):
-        fedspa.from_texts(without, {"one": (["bad"], [0])}, test=(["good"], [1]))
-
-
 def test_save_pretrained_writes_model_and_card(tmp_path: Path) -> None:
     config = transformers.BertConfig(
         vocab_size=len(WORDS), hidden_size=8, num_hidden_layers=1, num_attention_heads=1, intermediate_size=8
@@ -136,13 +123,6 @@ def test_save_pretrained_writes_model_and_card(tmp_path: Path) -> None:
     again = transformers.BertForSequenceClassification.from_pretrained(folder)
     assert all((a == b).all() for a, b in zip(again.parameters(), result.module.parameters()))
     assert "ε" in (folder / "README.md").read_text("utf-8")
-
-
-def test_what_is_not_of_hugging_face_has_no_save_pretrained(tmp_path: Path) -> None:
-    config = {"federation": {"agents": 2, "per_round": 2, "rounds": 1}, "privacy": {"epsilon": 8.0}}
-    result = fedspa.run(config | {"run": {"out": str(tmp_path / "run")}}, progress=False)
-    with pytest.raises(ConfigError, match="the module is a Sequential, and only models of transformers and peft"):
-        result.save_pretrained(tmp_path / "saved")
 
 
 @pytest.mark.slow

@@ -13,16 +13,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fedspa.data.dataset import blank_person
-from fedspa.engine import Unsupported, combine, native, traced
+from fedspa.engine import Unsupported, native, traced
 from fedspa.engine.choose import EngineName, EngineRequest, choose, decide
 from fedspa.engine.native import library
 from fedspa.engine.per_example import PerExampleEngine
 from fedspa.errors import ConfigError
 from fedspa.examples import Examples, blank
 from fedspa.learning.flat import FlatModel
-from fedspa.learning.tasks import Classification, PerPerson, Task
-from fedspa.learning.tasks.named import resolve
+from fedspa.learning.tasks import Classification, Task
 from fedspa.runs.sections import Run
 
 pytestmark = pytest.mark.skipif(library.library() is None, reason="the native engine was not built")
@@ -39,12 +37,6 @@ def chain(*layers: nn.Module, side: int = 6) -> nn.Sequential:
 def frozen() -> nn.Sequential:
     module = chain()
     module[0].requires_grad_(False)
-    return module
-
-
-def hooked() -> nn.Sequential:
-    module = chain()
-    module[0].register_forward_hook(lambda layer, given, made: None)
     return module
 
 
@@ -86,7 +78,6 @@ class Row:
 
 
 CUDA = {"device": "cuda"}
-REGRESSION = resolve("regression", torch.zeros(4, 1), None, None)
 ROWS: dict[str, Row] = {
     "plain": Row(chain, "native", FASTEST),
     "GroupNorm": Row(
@@ -95,23 +86,6 @@ ROWS: dict[str, Row] = {
         "not native: layer GroupNorm ('1') is not supported by the native engine",
         ("for native: replace GroupNorm ('1') by layers that it knows: Conv2d, Linear, MaxPool2d,",),
         mended={"module": chain},
-    ),
-    "many": Row(
-        lambda: chain(*(nn.Sigmoid() for _ in range(5))), "traced", "Sigmoid ('1', '2', '3' and 2 more)", ("replace",)
-    ),
-    "Dropout": Row(
-        lambda: chain(nn.Dropout(0.5)),
-        "traced",
-        "layer Dropout ('1') is not supported by the native engine",
-        ("for native: leave Dropout ('1') out",),
-        mended={"module": chain},
-    ),
-    "ceil_mode": Row(
-        lambda: chain(nn.MaxPool2d(2, ceil_mode=True), side=3),
-        "traced",
-        "a MaxPool2d with ceil_mode",
-        ("for native: ceil_mode=False",),
-        mended={"module": lambda: chain(nn.MaxPool2d(2), side=3)},
     ),
     "frozen": Row(
         frozen,
@@ -127,7 +101,6 @@ ROWS: dict[str, Row] = {
         ("for native: leave out the buffers '1.running_mean'",),
         mended={"module": chain},
     ),
-    "a hook": Row(hooked, "traced", "layer '0' has hooks or a forward of its own"),
     "a residual net": Row(
         Residual,
         "traced",
@@ -142,7 +115,6 @@ ROWS: dict[str, Row] = {
         {"exact": True},
         mended={"exact": False},
     ),
-    "exact, and more": Row(Residual, "traced", "implementation; layer GroupNorm", (), {"exact": True}),
     "weights": Row(
         chain,
         "traced",
@@ -150,13 +122,6 @@ ROWS: dict[str, Row] = {
         ("for native: leave out task.weights",),
         {"task": Classification(3, weights=(1.0, 2.0, 1.0))},
         mended={"task": Classification(3)},
-    ),
-    "regression": Row(
-        lambda: nn.Sequential(nn.Flatten(), nn.Linear(36, 1)),
-        "traced",
-        "and the task is regression",
-        (),
-        {"task": REGRESSION, "like": Examples(torch.zeros(1, *SHAPE), torch.zeros(1, 1))},
     ),
     "forced": Row(
         chain,
@@ -166,18 +131,8 @@ ROWS: dict[str, Row] = {
         {"name": "generic"},
         mended={"name": "auto"},
     ),
-    "forced, the fastest": Row(chain, "native", "run.engine = 'native'", (), {"name": "native"}),
     "a GPU that is not used": Row(
         chain, "native", FASTEST, ("run.device = 'cuda': a GPU is there",), gpu=(9, 0), mended=CUDA, then="traced"
-    ),
-    "a GPU that would not help": Row(Branching, "generic", "not traced", gpu=(9, 0)),
-    "a GPU without Triton": Row(Residual, "traced", "more than a plain chain", gpu=(9, 0), triton=False),
-    "a GPU that would": Row(
-        lambda: chain(nn.GroupNorm(1, 2)),
-        "traced",
-        "not native",
-        ("for native: replace", "not used, and traced can"),
-        gpu=(9, 0),
     ),
     "a GPU that would, for a residual net": Row(
         Residual, "traced", "plain chain", ("not used, and traced can",), gpu=(9, 0), mended=CUDA, then="traced"
@@ -201,9 +156,7 @@ ROWS: dict[str, Row] = {
         mended={"isolation": "fixed-slot"},
         then="traced",
     ),
-    "on a GPU": Row(chain, "traced", FASTEST, ("traced would be faster: run.tf32 = true",), CUDA, gpu=(9, 0)),
     "on a GPU, tf32": Row(chain, "traced", FASTEST, (), {**CUDA, "tf32": True}, gpu=(9, 0)),
-    "on an old GPU": Row(chain, "traced", FASTEST, (), CUDA, gpu=(7, 5)),
     "on a GPU, exact": Row(
         chain,
         "traced",
@@ -221,34 +174,7 @@ ROWS: dict[str, Row] = {
         gpu=(9, 0),
         triton=False,
     ),
-    "a residual net on a GPU": Row(
-        Residual,
-        "traced",
-        FASTEST,
-        ("traced would be faster: run.tf32 = true",),
-        CUDA,
-        gpu=(9, 0),
-    ),
-    "a site's GPU": Row(
-        chain,
-        "traced",
-        FASTEST,
-        (),
-        {**CUDA, "isolation": "fixed-slot", "tf32": True},
-        gpu=(9, 0),
-    ),
     "an if on a GPU": Row(Branching, "generic", "not traced", (), CUDA, gpu=(9, 0)),
-    "Dropout on a GPU": Row(
-        lambda: chain(nn.Dropout(0.5)),
-        "traced",
-        FASTEST,
-        ("traced would be faster: run.tf32 = true",),
-        CUDA,
-        gpu=(9, 0),
-    ),
-    "neither CPU nor CUDA": Row(
-        chain, "generic", "it runs on CPUs and CUDA devices, and run.device is 'mps'", (), {"device": "mps"}
-    ),
 }
 
 
@@ -329,40 +255,14 @@ def test_obstacles_are_asked_for_once(monkeypatch: pytest.MonkeyPatch, fits: boo
     assert asked == ["native", "traced on cpu"]
 
 
-def test_persons_have_the_obstacles_of_their_records() -> None:
-    task = PerPerson(Classification(3, label_smoothing=0.1))
-    choice = decide(
-        EngineRequest(
-            "auto",
-            nn.Sequential(chain(), nn.LayerNorm(3)),
-            blank_person(blank(SHAPE), 65),
-            "cpu",
-            1,
-            exact=False,
-            task=task,
-        )
-    )
-    too_many = "it takes up to 64 records of a person, and data.person_records is higher"
-    assert choice.passed["native"].reason.startswith(f"{too_many}; it learns classes by plain cross-entropy")
-    assert "layer LayerNorm" in choice.passed["native"].reason
-    assert choice.passed["traced"] == Unsupported(too_many, "data.person_records = 64, or less")
-
-
 def test_a_config_can_name_every_engine() -> None:
     assert get_args(Run.model_fields["engine"].annotation) == get_args(EngineName)
-
-
-def test_several_obstacles_are_mended_together_or_not_at_all() -> None:
-    first, second, last = Unsupported("a", "do A"), Unsupported("b", "do B"), Unsupported("c")
-    assert combine([first, second]) == Unsupported("a; b", "do A; do B")
-    assert combine([first, last]) == Unsupported("a; c", "")
 
 
 def test_auto_works_without_the_compiled_part(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(native.engine.library, "library", lambda: None)
     assert choose(EngineRequest("auto", chain(), blank(SHAPE), "cpu", 2, exact=False)).name == "traced"
     choice, missing = decide(EngineRequest("auto", chain(), blank(SHAPE), "cpu", 1, exact=False)), library.missing()
-    assert missing is not None
     assert "compiled part" in missing.reason
     assert "install" in missing.fix
     assert choice.why == f"not native: {missing.reason}"

@@ -162,7 +162,6 @@ def written(module: nn.Sequential, theta: Tensor, task: LocalTask) -> tuple[byte
     """A case as the driver reads it, and how many coordinates, records and classes it has."""
     prepared = NativeEngine(module, 1, "plain")._prepare(task)
     x, y, numbers, _, coordinates = prepared.kept
-    assert x is not None
     assert y is not None
     shape = tuple(x.shape[1:])
     layers, active = describe(module, shape), prepared.agent.task.active

@@ -75,14 +75,15 @@ def test_the_fast_transform_of_3x3_convolutions(level: library.Level, inputs: in
 
 
 @pytest.mark.parametrize("level", library.LEVELS)
-@pytest.mark.parametrize(("inputs", "outputs"), [(1, 9), (3, 8), (10, 20), (17, 33)])
+@pytest.mark.parametrize(
+    ("inputs", "outputs", "pooled"), [(1, 9, False), (3, 8, True), (10, 20, True), (17, 33, False)]
+)
 @pytest.mark.parametrize(
     ("height", "stride", "shape"),
     [(5, 1, (13, 12)), (5, 1, (9, 10)), (5, 1, (7, 12)), (3, 2, (6, 11)), (1, 1, (5, 14))],
 )
-@pytest.mark.parametrize("pooled", [False, True])
 def test_the_fast_transform_of_convolutions_five_wide(
-    level: library.Level, inputs: int, outputs: int, height: int, stride: int, shape: tuple[int, int], pooled: bool
+    level: library.Level, inputs: int, outputs: int, pooled: bool, height: int, stride: int, shape: tuple[int, int]
 ) -> None:
     """Rows of 8, 7 and 10 pixels, in strips of four that overlap where they must."""
     check_convolution(level, nn.Conv2d(inputs, outputs, (height, 5), stride=(stride, 1)), pooled, shape)

@@ -13,7 +13,6 @@ from traced_nets import NETS, data, engine, net, rows, traced, transformer
 from fedspa.engine.local import LocalTask, example_rows
 from fedspa.engine.per_example import PerExampleEngine
 from fedspa.engine.traced import engine as module_of_engine
-from fedspa.errors import DataError
 from fedspa.examples import Examples, taken
 from fedspa.learning.flat import FlatModel
 from fedspa.mechanisms.clipping import GradientBlock
@@ -159,13 +158,6 @@ def test_a_module_never_sees_more_than_one_example_in_a_private_step(kind: type[
     )
     # Where nothing is private it sees the batch, and what it does there has no graph for every size.
     assert torch.allclose(made.mean(theta, x, y), model.gradient(theta, x, y), atol=1e-6)
-
-
-def test_what_fails_where_nothing_is_private_says_what_it_was() -> None:
-    given = task("MLP", 1.0, steps=plain("fixed", 9, 3))
-    bad = LocalTask(given.x, torch.full((RECORDS,), 7), None, 1.0, 0.1, given.steps, given.key)
-    with pytest.raises(DataError, match="the model fails on these records"):
-        engine("MLP").train(FlatModel(net("MLP")).flatten(), [bad])
 
 
 def test_modes_are_those_of_when_it_was_made() -> None:

@@ -227,7 +227,7 @@ from fedspa.learning.flat import FlatModel
 from fedspa.mechanisms.gaussian.plan import GaussianPlan
 
 torch.manual_seed(0)
-net = nn.Sequential(nn.Linear(64, 1024), *(layer for _ in range(6) for layer in (nn.Tanh(), nn.Linear(1024, 1024))),
+net = nn.Sequential(nn.Linear(64, 1024), *(layer for _ in range(3) for layer in (nn.Tanh(), nn.Linear(1024, 1024))),
                     nn.Tanh(), nn.Linear(1024, 3))
 x, y = torch.randn(64, 64), torch.zeros(64, dtype=torch.int64)
 engine = TracedEngine(net, Examples(x[:1], y[:1]))
@@ -243,5 +243,5 @@ print(len(theta) * 64 * 4 // 2**20, (resource.getrusage(resource.RUSAGE_SELF).ru
 def test_the_gradients_of_a_batch_never_lie_in_memory_whole() -> None:
     found = subprocess.run([sys.executable, "-c", MEASURE], capture_output=True, text=True, check=True, timeout=300)
     whole, taken = map(int, found.stdout.split())  # MiB
-    assert whole > 1500
-    assert taken < 600  # a block of 128 by its budget, twice for what a layer and its cut take, θ a few times, noise
+    assert whole > 750
+    assert taken < 300  # a block of 128 by its budget, and what tracing had taken before

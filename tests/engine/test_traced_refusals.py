@@ -116,16 +116,6 @@ def test_refused_with_a_reason(name: str) -> None:
     assert "\n" not in str(found)
 
 
-@pytest.mark.filterwarnings("ignore")
-def test_auto_says_why_and_takes_another() -> None:
-    module, x = of_floats(lambda net, x: net.head(x.sort(1)[0]))
-    chosen = decide(
-        EngineRequest("auto", module, Examples(x, torch.zeros(4, dtype=torch.int64)), "cpu", 1, exact=False)
-    )
-    assert chosen.engine == "generic"
-    assert "aten.sort" in str(chosen.passed["traced"])
-
-
 def test_every_allowed_operation_is_one_of_torchs() -> None:
     """A name with a slip in it would allow nothing, and nobody would notice."""
     missing = [name for name in ALLOWED | RANDOM if not hasattr(torch.ops.aten, name)]
@@ -206,14 +196,14 @@ def require_told_apart(net: nn.Module, x: Tensor, parameter: int, monkeypatch: p
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(24))
+@pytest.mark.parametrize("seed", range(12))
 def test_random_nets_are_traced_and_mixed_gradients_found(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     net, x = random_net(seed)
     require_told_apart(net, x, seed % sum(1 for _ in net.parameters()), monkeypatch)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", [8, 9])
+@pytest.mark.parametrize("seed", [9])
 def test_derivatives_that_jump_by_rounding_are_no_fault(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """With seed 9 (on the CPU of its author) a ReLU is on for plain autograd and off for the trace."""
     require_told_apart(*norm_resnet(seed), 0, monkeypatch)

@@ -80,9 +80,3 @@ def test_a_module_that_takes_no_record_alone_is_one_line(tmp_path: Path) -> None
             {"privacy": {"epsilon": 4.0}, "run": {"out": str(tmp_path / "run")}}, data=data, module=NeverAlone(4, 2)
         )
     assert isinstance(refused.value.__cause__, ValueError)
-
-
-def test_what_is_no_module_is_not_fixed() -> None:
-    for call in (fedspa.fix, fedspa.check):
-        with pytest.raises(ConfigError, match="module is a str"):
-            call("net")  # type: ignore[operator]

@@ -1,9 +1,11 @@
-"""Federations for the tests. Flower is an extra: it is imported inside, and every test file asks for it first."""
+"""Federations for the tests. Flower is an extra: it is imported inside, and without it nothing here is collected."""
 
 from __future__ import annotations
 
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +13,8 @@ import pytest
 
 if TYPE_CHECKING:
     from .local_grid import LocalGrid
+
+collect_ignore_glob = [] if find_spec("flwr") else ["test_*.py"]
 
 
 @pytest.fixture
@@ -48,6 +52,13 @@ def deployment(tmp_path: Path) -> LocalGrid:
             "ledger": str(home / "ledger.sqlite"),
         }
     return LocalGrid(nodes, DEPLOYMENT | {"run.out": str(tmp_path / "run")})
+
+
+@pytest.fixture
+def disk() -> Iterator[Path]:
+    """A folder on a disk: a site does not start where its ledger is in memory, as `tmp_path` may be."""
+    with tempfile.TemporaryDirectory() as folder:
+        yield Path(folder)
 
 
 @pytest.fixture

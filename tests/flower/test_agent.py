@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
-
-pytest.importorskip("flwr", reason="needs the extra: pip install 'fedspa[flower]'")
-
 import logging
 import sqlite3
 import time
@@ -16,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordDict
 from flwr.supercore.task_identity import TaskIdentity
@@ -80,7 +77,6 @@ def test_a_round_is_paid_for_once(clinic):
     assert payload.startswith(b"FSPA")
     with Ledger.open(clinic.ledger, create=False) as ledger:
         entry = ledger.find("clinic", ASKED.run, "round-0")
-        assert entry is not None
         assert entry.event == replace(PLAN.event, noise="secure")
         assert entry.digest is not None
 
@@ -127,12 +123,6 @@ def test_a_site_protects_its_persons(ward):
         assert {event.unit for event in ledger.spent("clinic")} == {"person"}
 
 
-def test_a_site_may_ask_for_persons(clinic):
-    strict = replace(clinic, policy=replace(clinic.policy, unit="person"))
-    assert refusal(strict) == "unit"
-    assert spent(clinic) == 0
-
-
 def test_asked_again_with_what_was_sent_gone(clinic, tmp_path):
     answer_round(clinic, ASKED, THETA)
     for file in (tmp_path / "ledger.sqlite.outbox").iterdir():
@@ -145,12 +135,6 @@ def test_a_ledger_that_went_missing_is_no_fresh_budget(clinic):
     clinic.ledger.unlink()
     assert refusal(clinic) == "ledger"
     assert not clinic.ledger.exists()
-
-
-def test_rounds_that_are_over_are_stale(clinic):
-    answer_round(clinic, at_round(1), THETA)
-    assert refusal(clinic, at_round(0)) == "stale"
-    assert spent(clinic) == 1
 
 
 class Killed(KeyboardInterrupt):
@@ -341,13 +325,6 @@ def test_a_server_gets_no_more_rounds_than_its_plan_said(clinic):
     assert spent(clinic) == 3
 
 
-def test_a_ledger_with_an_event_of_a_newer_fedspa_is_refused(clinic):
-    assert clinic.ledger is not None
-    with sqlite3.connect(clinic.ledger) as connection:
-        connection.execute("""INSERT INTO event (text) VALUES ('{"kind":"laplace"}')""")
-    assert refusal(clinic) == "ledger"
-
-
 def answer(node: dict[str, Any], message: Message) -> dict[str, object]:
     context = Context(run_id=1, node_id=7, node_config=dict(node), state=RecordDict(), run_config={})
     reply = app(message, context)
@@ -424,14 +401,6 @@ def test_nothing_but_ctrl_c_gets_out_of_the_app(node, monkeypatch):
 
     monkeypatch.setattr("fedspa.flower.client_app.answer_round", leave)
     assert answer(node, message()) == {"refusal": "internal"}
-
-
-def test_the_servers_run_config_decides_nothing(node):
-    """`run.ledger`, `run.policy`, noise and data of the server's config are for simulations."""
-    theirs = {"run.ledger": "/tmp/x", "run.policy": "/tmp/y", "privacy.noise": "seeded", "simulation": True}
-    mine = read_site(node, theirs)
-    assert not mine.simulated
-    assert str(mine.ledger) == node["ledger"]
 
 
 def test_outbox_keeps_the_last_of_each_run_and_agent(tmp_path):
@@ -611,7 +580,5 @@ def test_a_deployments_server_keeps_nothing_of_the_agents_records(deployment, tr
     np.savez(deployment.nodes[100]["data"], x=1 - x, y=y[::-1])
     train(deployment, run__out=str(tmp_path / "other"))
     first, second = (load_latest(tmp_path / name / "checkpoint") for name in ("run", "other"))
-    assert first is not None
-    assert second is not None
     assert first.facts == second.facts
     assert first.extra.keys() == second.extra.keys()

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
-
-pytest.importorskip("flwr", reason="needs the extra: pip install 'fedspa[flower]'")
-
 import configparser
 import json
 import os
@@ -17,6 +13,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
 import yaml
 
 from fedspa.agent.ledger.ledger import Ledger
@@ -148,16 +145,16 @@ def test_a_unit_is_hardened(unit):
 
 @pytest.mark.long
 @pytest.mark.timeout(400)
-def test_the_commands_of_the_compose_file_make_a_federation(tmp_path, hospital):
+def test_the_commands_of_the_compose_file_make_a_federation(disk, hospital):
     """The services as processes: what a container would mount at a path is at another one here."""
     loopback, _ = hospital
     ports = [loopback.free_port() for _ in range(4)]
-    folders = tmp_path / "folders"
-    with loopback.Deployment(tmp_path) as deployment:
+    folders = disk / "folders"
+    with loopback.Deployment(disk) as deployment:
 
         def words(name: str, given: list[str]) -> list[str]:
             mounts = {volume.split(":")[1]: volume.split(":")[0] for volume in SERVICES[name]["volumes"]}
-            return [str(tmp_path / mounts[word]) if word in mounts else word for word in given]
+            return [str(disk / mounts[word]) if word in mounts else word for word in given]
 
         def start(name: str) -> None:
             entry = [BIN / part for part in json.loads(instructions("ENTRYPOINT")[-1])]

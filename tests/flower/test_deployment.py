@@ -5,10 +5,6 @@ The processes are those of examples/hospital, so the example is tested with it.
 
 from __future__ import annotations
 
-import pytest
-
-pytest.importorskip("flwr", reason="needs the extra: pip install 'fedspa[flower]'")
-
 import json
 import re
 import shutil
@@ -19,6 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 
+import pytest
 import torch
 from safetensors.torch import load_file
 
@@ -54,24 +51,24 @@ def pass_a_minute(deployment, dead: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(400)
-def test_strangers_stay_out_and_a_run_survives_the_death_of_a_node_and_of_the_server(tmp_path, hospital):
+def test_strangers_stay_out_and_a_run_survives_the_death_of_a_node_and_of_the_server(disk, hospital):
     loopback, script = hospital
-    out = tmp_path / "run"
+    out = disk / "run"
     sites = script.SITES[:2]
     sizes = {"federation.agents": 2, "federation.per_round": 2, "federation.rounds": ROUNDS, "flower.quorum": 1}
     config = {"run.out": str(out), "flower.round_timeout": 15.0} | sizes
-    with loopback.Deployment(tmp_path) as deployment:
+    with loopback.Deployment(disk) as deployment:
         deployment.start_superlink()
         with ThreadPoolExecutor(2) as pool:
             list(pool.map(lambda site: script.set_up(deployment, site), sites))
         for site in sites:
             deployment.start_node(site)
         # With them: a node whose key nobody registered, and one without TLS.
-        shutil.copytree(tmp_path / "north", tmp_path / "stranger")
+        shutil.copytree(disk / "north", disk / "stranger")
         for part in ("node.key", "node.key.pub"):
-            (tmp_path / "stranger" / part).unlink()
-        make_node_key(tmp_path / "stranger/node.key")
-        settings = tmp_path / "stranger/site.toml"
+            (disk / "stranger" / part).unlink()
+        make_node_key(disk / "stranger/node.key")
+        settings = disk / "stranger/site.toml"
         settings.write_text(re.sub(r"\nport = \d+", f"\nport = {loopback.free_port()}", settings.read_text()))
         deployment.start_node("stranger")
         deployment.start(
@@ -89,15 +86,15 @@ def test_strangers_stay_out_and_a_run_survives_the_death_of_a_node_and_of_the_se
         # A site dies in the second round, or in the one after that which came too early for it: on a busy machine its
         # app may take longer to start than a round waits.
         first = deployment.submit(HOSPITAL, config)
-        until(lambda: script.lines(out / "asked.jsonl") >= 2 and entries(tmp_path, "south") > 0)
+        until(lambda: script.lines(out / "asked.jsonl") >= 2 and entries(disk, "south") > 0)
         deployment.kill("south")
 
         # The server dies in a later one.
         until(lambda: script.lines(out / "metrics.jsonl") >= 2 and script.lines(out / "asked.jsonl") >= 3)
-        until(lambda: all(entries(tmp_path, site) > 0 for site in sites))
+        until(lambda: all(entries(disk, site) > 0 for site in sites))
         deployment.kill("superlink")
         assert not (out / "summary.json").exists()
-        before = {site: entries(tmp_path, site) for site in sites}
+        before = {site: entries(disk, site) for site in sites}
         pass_a_minute(deployment, dead="south")
 
         deployment.start_superlink()
@@ -119,9 +116,9 @@ def test_strangers_stay_out_and_a_run_survives_the_death_of_a_node_and_of_the_se
     assert summary["accuracy_last"] > 0.77
     asked = [json.loads(line) for line in (out / "asked.jsonl").read_text().splitlines()]
     rounds = {number: {line["round"] for line in asked if number in line["agents"]} for number in range(2)}
-    spent = {site: entries(tmp_path, site) for site in sites}
+    spent = {site: entries(disk, site) for site in sites}
     for site in sites:
-        assert verify(tmp_path / site / "ledger/ledger.sqlite") == []
+        assert verify(disk / site / "ledger/ledger.sqlite") == []
         assert spent[site] >= before[site] > 0
     # No spend is lost: all that was taken was paid for, and the server's own count is no smaller than the ledgers'.
     assert sum(line["agents"] for line in metrics) <= sum(spent.values())

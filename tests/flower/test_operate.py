@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
-
-pytest.importorskip("flwr", reason="needs the extra: pip install 'fedspa[flower]'")
-
 import io
 import json
 import logging
@@ -15,6 +11,7 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from fedspa.agent.ledger.ledger import Ledger
 from fedspa.agent.participate import Refusal

@@ -3,20 +3,15 @@ site refuses."""
 
 from __future__ import annotations
 
-import pytest
-
-pytest.importorskip("flwr", reason="needs the extra: pip install 'fedspa[flower]'")
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from flwr.app import ConfigRecord, Message, RecordDict
 
-from fedspa.agent import participate
-from fedspa.agent.ledger.ledger import Ledger
 from fedspa.errors import ConfigError, FedspaError
 from fedspa.secagg import recovery
 from fedspa.secagg.recovery import RecoverableSum
@@ -88,13 +83,6 @@ def test_every_round_gives_the_sum_of_those_who_answered(recovering, train, tmp_
     assert summary["dropped"] == ({"silent": 1} if "upload" in moments else {})
 
 
-def test_one_silent_member_no_longer_voids_rounds(recovering, train, tmp_path):
-    recovering.fault = silent(102, "upload")
-    summary = train(recovering)
-    assert rounds(tmp_path) == [3, 3, 3]  # left out of the second round
-    assert not any(key.startswith("void") for key in summary["dropped"])
-
-
 def test_too_few_members_void_the_round_and_nothing_is_opened(recovering, train, tmp_path):
     recovering.fault = lambda node, question, answer: (
         [] if node in (101, 102) and step_of(question) == "upload" else [answer()]
@@ -111,13 +99,6 @@ def test_too_few_who_agree_void_the_round(recovering, train, tmp_path):
     summary = train(recovering, federation__rounds=1)
     assert summary["dropped"] == {"void-agreement": 1}
     assert rounds(tmp_path) == [0]
-
-
-def test_a_simulation_on_flower_recovers_too(simulation, train, tmp_path):
-    simulation.run_config |= SUMS | RECOVERY | {"algorithm.batch": 360}
-    simulation.fault = silent(102, "upload")
-    assert train(simulation)["rounds"] == 3
-    assert rounds(tmp_path)[0] == 3
 
 
 def test_recovered_or_not_the_model_is_the_same(simulation, train, tmp_path):
@@ -172,21 +153,6 @@ class TestExchange:
 
         return ask
 
-    def test_one_set_of_survivors(self, asked):
-        three, other = bytes([0b1101]), bytes([0b0111])
-        first = asked("exclude", three)
-        assert len(first["answer"]) == 32
-        assert asked("exclude", three) == first
-        assert asked("exclude", other) == {"refusal": "aggregation"}
-        tags = asked("commit", three)
-        assert asked("commit", three) == tags
-        assert asked("commit", other) == {"refusal": "aggregation"}
-        assert asked("exclude", three) == first
-
-    def test_nothing_is_opened_without_tags(self, asked):
-        asked("exclude", bytes([0b1101]))
-        assert asked("open", bytes([0b1101]) + bytes(3 * 64)) == {"refusal": "aggregation"}
-
     @pytest.mark.parametrize(
         "changes",
         [{"binding": bytes(32)}, {"run": "0" * 32}],
@@ -204,24 +170,6 @@ class TestExchange:
     @pytest.mark.parametrize("body", [b"", bytes([0b1101, 0]), bytes([0b11101]), bytes([0b1100]), bytes([0b0001])])
     def test_survivors_that_are_refused(self, asked, body):
         assert asked("exclude", body) == {"refusal": "aggregation"}
-
-    def test_after_a_newer_round_it_is_over(self, asked, train):
-        self.grid.fault = honest
-        train(self.grid, federation__rounds=1, run__out=str(Path(self.grid.run_config["run.out"]).with_name("new")))
-        assert "answer" in asked("exclude", bytes([0b1101]))  # another run's rounds are none of this one's
-        other = dict(self.question.content["recovery"])
-        ledger = Path(self.grid.nodes[self.node]["ledger"])
-        sent = participate.Outbox(ledger, "site-0").last(other["run"])
-        participate.Outbox(ledger, "site-0").put(other["run"], type(sent)(sent.round + 1, sent.payload))
-        assert asked("exclude", bytes([0b1101])) == {"refusal": "stale"}
-
-    def test_a_ledger_that_does_not_know_the_upload_answers_nothing(self, asked):
-        ledger = Path(self.grid.nodes[self.node]["ledger"])
-        for path in ledger.parent.glob("ledger.sqlite*"):
-            if path.is_file():
-                path.unlink()
-        Ledger.open(ledger).close()
-        assert asked("exclude", bytes([0b1101])) == {"refusal": "stale"}
 
     def test_a_damaged_session_is_said_to_the_operator_only(self, asked):
         ledger = Path(self.grid.nodes[self.node]["ledger"])

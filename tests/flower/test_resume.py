@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import pytest
-
-pytest.importorskip("flwr", reason="needs the extra: pip install 'fedspa[flower]'")
-
 import json
 import shutil
 from collections import Counter
 
+import pytest
 import torch
 from flwr.app import Message
 

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import pytest
-
-pytest.importorskip("flwr", reason="needs the extra: pip install 'fedspa[flower]'")
-
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from torch import Tensor, nn
 
@@ -86,27 +83,12 @@ def test_a_person_that_the_schema_does_not_know_is_refused(node, tmp_path: Path)
         ({"features": "aligned"}, r"features is 'aligned'; they are of images, and .* is a table"),
         ({"model": "no_such_module:build"}, "cannot import 'no_such_module'"),
         ({"device": "cuda:99"}, "node-config: device is 'cuda:99', which cannot compute on this machine; cpu can"),
-        ({"device": "meta"}, "device is 'meta', which cannot compute"),
-        ({"device": 1}, "device is 1; it must be a valid string"),
         ({"max_records": 0}, "max_records is 0; it must be greater than or equal to 1"),
-        ({"max_records": "40"}, "max_records is '40'; it must be a valid integer"),
-        ({"max_records": True}, "max_records is True; it must be a valid integer"),
     ],
 )
 def test_a_wrong_key_is_named(node, more, message):
     with pytest.raises(ConfigError, match=message):
         told({**node, **more})
-
-
-def test_a_schema_of_numbers_has_no_classes(node, tmp_path: Path):
-    schema = tmp_path / "schema.toml"
-    schema.write_text(schema.read_text().split("grade")[0] + 'grade = {kind = "number", range = [0, 1], target = true}')
-    with pytest.raises(
-        ConfigError, match=r'classes is 3; the target of the schema .* is what task="regression" is for'
-    ):
-        told(node)
-    with pytest.raises(ConfigError, match=r'classes is missing; .* as task="regression"'):
-        told(without(node, "classes"))
 
 
 def test_a_policy_under_which_no_run_could_be_served(node, tmp_path: Path):
@@ -222,7 +204,6 @@ def test_where_no_record_has_an_id_nobody_is_protected(monkeypatch: pytest.Monke
 def test_a_long_id_costs_the_others_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """As an array of texts these would be 80 GB."""
     own = load(monkeypatch, (np.zeros((1000, 3)), np.zeros(1000), [*["ann"] * 999, "b" * 20_000_000]))
-    assert own.persons is not None
     assert own.persons.tolist() == [0] * 999 + [1]
 
 
@@ -276,15 +257,6 @@ def test_one_target_in_a_list_does_not_decide_the_type_of_the_others(monkeypatch
     kept = [load(monkeypatch, (np.zeros((3, 2)), some), integers=True).y for some in (targets, odd)]
     assert all(isinstance(y, Tensor) and y.dtype == torch.float32 for y in kept)
     assert taken(kept[0], slice(2)).tolist() == taken(kept[1], slice(2)).tolist()
-
-
-@pytest.mark.parametrize("kind", ["Int64", None])
-def test_a_column_of_a_frame_does_not_say_its_type(monkeypatch: pytest.MonkeyPatch, kind: str | None) -> None:
-    pandas = pytest.importorskip("pandas")
-    for last in (1, None):
-        x = {"age": pandas.Series([4, 5, last], dtype=kind)}
-        with pytest.raises(DataError, match="is a Series; give an array or tensor, whose type says what it holds"):
-            load(monkeypatch, (x, np.zeros(3)), integers=True)
 
 
 @pytest.mark.parametrize("bad", [(), (7,), (0, 999), tuple(range(500, 520))])

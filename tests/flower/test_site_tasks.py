@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import pytest
-
-pytest.importorskip("flwr", reason="needs the extra: pip install 'fedspa[flower]'")
-
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from safetensors.torch import load_file
 
@@ -190,17 +187,6 @@ def test_what_sites_learn(federation, train, story, score, run, node) -> None:
     assert score in (summary["score"], *summary["scores"])
     assert summary["epsilon"] is not None
     assert len(events(grid)) == 2 * SITES
-
-
-def test_persons_are_protected_where_a_site_says_whose_its_records_are(federation, train) -> None:
-    run = {"data.name": "stories:held_visits", "data.person": "patient"}
-    grid = federation(
-        run, policy='unit = "person"\n', data="stories:visits_of_labels", classes=2, **{"person-records": 4}
-    )
-    summary = train(grid)
-    assert summary["dropped"] == {}
-    assert summary["unit"] == "person"
-    assert {event.unit for event in events(grid)} == {"person"}
 
 
 def test_a_site_that_learns_something_else_refuses_and_pays_nothing(federation, train) -> None:

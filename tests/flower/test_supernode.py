@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import pytest
-
-pytest.importorskip("flwr", reason="needs the extra: pip install 'fedspa[flower]'")
-
 import hashlib
 import tomllib
 from pathlib import Path
 from types import SimpleNamespace
 
+import pytest
 from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.supercore.fab import Fab
 from flwr.supercore.task_identity import TaskIdentity

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import pytest
-
-pytest.importorskip("flwr", reason="needs the extra: pip install 'fedspa[flower]'")
-
 import hashlib
 import math
 from dataclasses import replace
 
+import pytest
 from flwr.app import ConfigRecord
 from hypothesis import given
 from hypothesis import strategies as st

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
-
-pytest.importorskip("flwr", reason="needs the extra: pip install 'fedspa[flower]'")
-
 import json
 import tomllib
 from collections import Counter
@@ -14,19 +10,20 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord
 
 import fedspa
 from fedspa.agent.ledger.ledger import Ledger
 from fedspa.agent.ledger.report import export
 from fedspa.analytics.statistics import release_config
-from fedspa.errors import ConfigError, FedspaError
+from fedspa.errors import FedspaError
 from fedspa.flower.terms import TermsError, from_record
 from fedspa.runs.config import flat
 
 from .local_grid import POLICY, LocalGrid
 from .test_resume import Killed, die_in_round, honest
-from .test_strategy import SUMMED, TRIALS
+from .test_strategy import TRIALS
 
 CHOSEN = {key.replace(".", "__"): value for key, value in TRIALS.items()} | {"algorithm__batch": 20}
 SCORED = 2  # the round in which two trials of a round each are scored
@@ -70,18 +67,6 @@ def test_a_server_killed_in_the_search_goes_on_and_nobody_pays_twice(deployment,
     assert len(again) == 4 * (5 - t)
 
 
-def test_without_scores_the_first_candidate_goes_on(deployment, train):
-    """Below the quorum nothing that came in counts: then what was expected of the candidates decides."""
-
-    def silent(node, question, answer):
-        return [] if question.metadata.group_id == str(SCORED) and node != 100 else [answer()]
-
-    deployment.fault = silent
-    tuning = train(deployment, **CHOSEN, flower__quorum=2)["tuning"]
-    assert tuning["choice"] == 0
-    assert [trial["scores"] for trial in tuning["trials"]] == [[None], [None]]
-
-
 def test_what_is_no_question_for_scores_is_refused_and_costs_nothing(deployment, train, tmp_path):
     train(deployment, **CHOSEN)
     question = next(m for m in deployment.sent if m.metadata.group_id == str(SCORED))
@@ -103,13 +88,6 @@ def test_what_is_no_question_for_scores_is_refused_and_costs_nothing(deployment,
     for scored in (-1, 65, 1.0, True):
         with pytest.raises(TermsError, match="scored"):
             from_record(ConfigRecord({**record, "scored": scored}))
-
-
-def test_no_scores_are_asked_for_where_only_sums_are_seen(simulation, train):
-    sums = {key.replace(".", "__"): value for key, value in SUMMED.items()}
-    with pytest.raises(ConfigError, match="agents cannot score"):
-        train(simulation, **CHOSEN | sums, algorithm__mask="shared")
-    assert not simulation.sent
 
 
 def test_what_a_trial_spends_stops_an_agent_whose_budget_ends(deployment, train, tmp_path):

@@ -2,32 +2,38 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import re
 import shutil
 import signal
 import sqlite3
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import dp_accounting
 import pytest
+from dp_accounting import ComposedDpEvent, GaussianDpEvent, PoissonSampledDpEvent
 
 import fedspa
 import fedspa.guard
 from fedspa.agent.ledger.ledger import Ledger
 from fedspa.agent.ledger.report import accept_loss, export, verify
 from fedspa.agent.policy import Policy, PolicyRefusal
-from fedspa.errors import BudgetError, ConfigError, LedgerError, PrivacyError
+from fedspa.errors import BudgetError, ConfigError, FedspaError, LedgerError, PrivacyError
 from fedspa.guard import Guard
 from fedspa.guard.guard import UNSEEN
 from fedspa.mechanisms.gaussian.plan import GaussianEvent
 from fedspa.privacy.accounting import epsilon
 
 EVENT = GaussianEvent("poisson", 20, 200, 10, 2.0)
+
 ONE = 1.05 * epsilon({EVENT: 1}, 1e-3, neighbours="add-remove")  # a cap that covers one of them
+
 GAUSSIAN = dp_accounting.GaussianDpEvent(4.0)
 
 
@@ -265,3 +271,80 @@ def test_what_was_lost_is_told_with_every_total(path: Path, guarded: Callable[..
     assert "1 entries behind entry 1 may be lost" in str(loss)
     assert str(loss) in str(guard)
     assert guard.total().by.endswith(f"; {loss}")
+
+
+# Processes that spend from one ledger at the same moment: what one has checked still holds when it writes.
+
+TRIALS, PROCESSES = 5, 4
+
+BOTH = ComposedDpEvent([PoissonSampledDpEvent(0.01, GaussianDpEvent(3.0)), GaussianDpEvent(20.0)])
+
+
+def race(bodies: Sequence[Callable[[], None]]) -> list[str]:
+    """Run each in a process of its own, all at once; return how each ended: "paid", or the name of its error."""
+    context = multiprocessing.get_context("fork")
+    start, ends = context.Barrier(len(bodies)), context.SimpleQueue()
+
+    def run(body: Callable[[], None]) -> None:
+        start.wait(60)
+        try:
+            body()
+        except FedspaError as error:
+            ends.put(type(error).__name__)
+        else:
+            ends.put("paid")
+
+    children = [context.Process(target=run, args=(body,)) for body in bodies]
+    for child in children:
+        child.start()
+    found = sorted(ends.get() for _ in children)
+    for child in children:
+        child.join()
+    return found
+
+
+def test_one_name_gets_an_empty_ledger(tmp_path: Path) -> None:
+    """Each other name would be a fresh budget for the same records."""
+    for trial in range(TRIALS):
+        path = tmp_path / f"{trial}.sqlite"
+        fedspa.guard.create(path)
+        guards = [fedspa.guard.open(path, agent=f"name-{i}", epsilon=9.0, delta=1e-3) for i in range(PROCESSES)]
+        ends = race([partial(guard.pay, EVENT) for guard in guards])
+        assert ends == ["LedgerError"] * (PROCESSES - 1) + ["paid"]
+        assert len(export(path)["entries"]) == 1
+
+
+@pytest.mark.parametrize(("event", "entries"), [(EVENT, 1), (BOTH, 2)], ids=["one mechanism", "two"])
+def test_a_policy_bounds_the_entries_of_a_run(event: object, entries: int, tmp_path: Path) -> None:
+    policy = Policy(9.0, 1e-3, "add-remove", 1.0, 10, entries, 1.0, ("l2",))
+    for trial in range(TRIALS):
+        path = tmp_path / f"{trial}.sqlite"
+        fedspa.guard.create(path)
+        guard = fedspa.guard.open(path, agent="north", policy=policy)
+        assert race([partial(guard.pay, event)] * PROCESSES) == ["PolicyRefusal"] * (PROCESSES - 1) + ["paid"]
+        assert len(export(path)["entries"]) == entries
+
+
+@pytest.mark.parametrize(("event", "entries"), [(EVENT, 1), (BOTH, 2)], ids=["one mechanism", "two"])
+def test_a_message_is_paid_for_once(event: object, entries: int, path: Path, guarded: Callable[..., Guard]) -> None:
+    guard = guarded(9.0)
+    assert race([partial(guard.pay, event, message="epoch-1")] * PROCESSES) == ["LedgerError"] * (PROCESSES - 1) + [
+        "paid"
+    ]
+    assert len(export(path)["entries"]) == entries
+    assert verify(path) == []
+
+
+def test_an_entry_and_its_release_are_one_write(
+    path: Path, guarded: Callable[..., Guard], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A failure between the two leaves neither: nothing ran, so nothing is owed."""
+    from fedspa.agent.ledger.ledger import Ledger
+
+    def fail(*_: Any) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(Ledger, "release_many", fail)
+    with pytest.raises(MemoryError):
+        guarded().pay(EVENT)
+    assert export(path)["entries"] == []

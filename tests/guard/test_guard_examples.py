@@ -67,7 +67,6 @@ def test_a_stock_flower_app(tmp_path: Path) -> None:
     assert sum(line.startswith("west train: fedspa (budget): this site's privacy budget") for line in lines) == 3
     assert not any("evaluate: answered" in line for line in lines)
     weights = re.search(r"weights \[ *([-\d.]+) +([-\d.]+) ", run.stdout)
-    assert weights is not None
     assert float(weights[1]) > 0.2 > -0.6 > float(weights[2])  # of 1 and −2
     assert re.search(r"agent 'west': ε = (\S+) of 1.1 spent in 2 entries", run.stdout)
     for name in ("north", "south", "west"):

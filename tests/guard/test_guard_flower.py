@@ -175,14 +175,6 @@ def test_metrics_on_records_are_releases(path: Path, guarded: Callable[..., Guar
     assert export(path)["entries"] == []
 
 
-def test_an_evaluation_can_be_paid_for(path: Path, guarded: Callable[..., Guard]) -> None:
-    count = GaussianEvent("poisson", 1, 1, 1, 20.0)
-    site = Site(evaluate=count, guard=lambda context: guarded())
-    reply = site.app(asked("evaluate"), at())
-    assert dict(reply.content.metric_records["metrics"]) == {"accuracy": 0.9}
-    assert [entry["event"]["noise_multiplier"] for entry in export(path)["entries"]] == [20.0]
-
-
 def test_what_reads_no_record_is_free(path: Path, guarded: Callable[..., Guard]) -> None:
     site = Site(free=["query"], guard=lambda context: guarded())
     assert not site.app(asked("query"), at()).has_error()

@@ -16,12 +16,11 @@ from fedspa.engine import EngineName
 from fedspa.engine.choose import EngineRequest, choose
 from fedspa.engine.local import engine_rows
 from fedspa.errors import ConfigError
-from fedspa.examples import Examples, Tree
-from fedspa.flower.trainer import trainer_for
+from fedspa.examples import Examples
 from fedspa.learning import models
 from fedspa.learning.agreement import Disagreement, require_agreement, synthetic_examples
 from fedspa.learning.flat import FlatModel
-from fedspa.learning.tasks import Classification, CustomLoss, PerPerson
+from fedspa.learning.tasks import Classification
 
 LIKE = Examples(torch.zeros(1, 4), torch.zeros(1, dtype=torch.int64))
 TASK = Classification(3)
@@ -149,16 +148,6 @@ def test_a_parameter_that_is_reached_a_second_way_is_refused_by_name(way: str, e
     assert all(isinstance(parameter, nn.Parameter) for parameter in module.parameters())
 
 
-def test_a_loss_of_its_own_is_not_blamed_for_parameters_that_no_engine_reaches() -> None:
-    def squares(module: nn.Module, example: Tree) -> Tensor:
-        assert isinstance(example, tuple)
-        found: Tensor = module(example[0])
-        return found.square().mean()
-
-    with pytest.raises(ConfigError, match=r"'w'.*otherwise than by their registration"):
-        choose(EngineRequest("auto", made(AllInDict), LIKE, "cpu", 1, exact=False, task=CustomLoss(squares)))
-
-
 def test_a_copy_whose_closure_leads_to_the_original_is_refused() -> None:
     """Plain autograd agrees there: the copy's own weight has no part in its outputs."""
     fixed = fedspa.fix(nn.Sequential(nn.BatchNorm1d(4), Net(closure)))
@@ -172,23 +161,6 @@ def test_what_engines_reach_is_taken(way: str) -> None:
     module = made(REACHED[way])
     choose(EngineRequest("auto", module, LIKE, "cpu", 1, exact=False, task=TASK))
     assert fedspa.check(module, torch.rand(2, 4)) == []
-
-
-def test_at_a_site_and_for_persons() -> None:
-    with pytest.raises(ConfigError, match=r"'first\.weight'"):
-        trainer_for(f"{__name__}:site_model", LIKE, TASK, None, "auto", 1, exact=False)
-    person = Examples({"records": LIKE.x.unsqueeze(1), "count": torch.ones(1, dtype=torch.int64)}, LIKE.y[None])
-    with pytest.raises(ConfigError, match=r"'first\.weight'"):
-        choose(EngineRequest("auto", Net(closure), person, "cpu", 1, exact=False, task=PerPerson(TASK)))
-
-
-def site_model() -> nn.Module:
-    return Net(closure)
-
-
-def records() -> fedspa.Dataset:
-    x, y = torch.randn(69, 4), torch.arange(69) % 3
-    return fedspa.from_arrays(x[:60], y[:60], x[60:], y[60:], name="records")
 
 
 @pytest.mark.parametrize("engine", ["native", "traced"])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pickle
 import random
-import threading
 import warnings
 from collections import OrderedDict
 from collections.abc import Callable
@@ -135,15 +134,6 @@ def test_kinds_and_modes_say_it_without_an_example(name: str) -> None:
     assert str(caught.value) == str(problem)
 
 
-def test_all_are_listed_and_the_first_is_refused_with_their_number() -> None:
-    module = nn.Sequential(nn.Conv2d(1, 8, 3), Residual(8), Residual(8), nn.Flatten(), nn.Linear(288, 4), Counting())
-    assert found(module) == [("1.bn1", "BatchNorm2d", True), ("2.bn1", "BatchNorm2d", True)]
-    with_state = [*found(module), ("5", "Counting", True)]
-    assert found(module, torch.rand(2, 1, 8, 8)) == with_state
-    with pytest.raises(ConfigError, match=r"layer '1\.bn1' \(BatchNorm2d\).*\(1 more: fedspa\.check\(module\) lists"):
-        check_layers(module)
-
-
 SOUND: dict[str, tuple[Callable[[], nn.Module], Tensor]] = {
     "frozen statistics": (lambda: nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4).eval()), torch.rand(3, 4)),
     "frozen InstanceNorm": (
@@ -235,12 +225,6 @@ def test_a_check_leaves_the_module_as_it_was() -> None:
     assert [layer.training for layer in module] == [True, False, True, True]
 
 
-def test_a_module_that_does_not_take_the_example_is_a_problem() -> None:
-    [problem] = fedspa.check(nn.Linear(4, 3), torch.rand(2, 5))
-    assert "has no gradient for an example made like (5,)" in problem.why
-    assert "RuntimeError" in problem.why
-
-
 def test_what_an_error_leaves_behind_is_found_as_a_run_finds_it() -> None:
     class Left(nn.Module):
         def __init__(self) -> None:
@@ -330,8 +314,6 @@ Sharded.__module__ = "torch.distributed.fsdp._fully_shard"
 
 REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "scripted": (lambda: torch.jit.script(net()), "Sequential(module)"),
-    "compiled part in place": (lambda: nn.Sequential(compiled_in_place()), "get_submodule('0').compile()"),
-    "data parallel": (lambda: nn.DataParallel(net()), "give `module.module`"),
     "sharded": (lambda: nn.Sequential(nn.Flatten(), Sharded(16, 3)), "not sharded"),
     "partly quantised": (partly_quantised, "by bitsandbytes or torchao"),
     "trained in int8": (trained_in_int8, "get_submodule('1').requires_grad_(False)"),
@@ -386,25 +368,3 @@ def test_what_is_no_module_is_refused(given: object, why: str) -> None:
         with pytest.raises(ConfigError) as refused:
             ask(given)  # type: ignore[operator]
         assert why in str(refused.value)
-
-
-def test_a_module_that_cannot_be_copied_is_listed() -> None:
-    class Locked(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layer, self.lock = nn.Linear(4, 2), threading.Lock()
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.layer(x)  # type: ignore[no-any-return]
-
-    [problem] = fedspa.check(Locked(), torch.rand(2, 4))
-    assert "cannot be copied" in problem.why
-    assert "lock" in problem.why
-
-
-def test_a_module_that_has_no_eval_mode_is_refused_in_one_line() -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        exported = torch.export.export(net(), (X,)).module()
-        with pytest.raises(ConfigError, match="the module cannot be switched to eval mode"):
-            fedspa.run({"privacy": {"epsilon": 8.0}}, module=exported)

@@ -11,11 +11,10 @@ from torch import Tensor, nn
 
 from fedspa.engine import native
 from fedspa.examples import Examples, Tree, count, leaves, zero_examples
-from fedspa.learning import backbone
 from fedspa.learning.backbone import Split, split
 from fedspa.learning.flat import FlatModel
 from fedspa.learning.forward import evaluating
-from fedspa.learning.tasks import Classification, CustomLoss, Task
+from fedspa.learning.tasks import Classification, Task
 
 CLASSES = 3
 
@@ -89,13 +88,6 @@ class Scaled(Mixing):
         return self.last(self.body(x)) * x.abs().max()
 
 
-class Branching(Mixing):
-    """Which way a record goes depends on the record."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.last(self.body(x if x.sum() > 0 else -x))
-
-
 CUT: dict[str, tuple[Callable[[], nn.Module], Callable[[], Tree]]] = {
     "residual": (Residual, images),
     "tied": (Tied, rows),
@@ -132,15 +124,6 @@ def test_dropout_draws_and_ends_the_body() -> None:
     torch.testing.assert_close(head.gradient(theta, made.features(x), y), expected)
 
 
-def test_dropout_in_front_leaves_nothing_and_says_why() -> None:
-    torch.manual_seed(0)
-    module = nn.Sequential(nn.Dropout(0.1), frozen(nn.Linear(16, 32)), nn.ReLU(), nn.Linear(32, 3))
-    why = found(module, rows())
-    assert isinstance(why, str)
-    assert "draws random numbers" in why
-    assert isinstance(found(module.eval(), rows()), Split)
-
-
 def test_modes_of_the_body_stay_those_of_the_split() -> None:
     module = chain()
     made = found_split(module, images())
@@ -164,26 +147,6 @@ def test_a_head_that_changes_features_in_place_gets_copies() -> None:
 @pytest.mark.parametrize(("module", "said"), [(Drawn(), "draws"), (Counting(), "what the whole module gives")])
 def test_what_cannot_be_taken_out(module: nn.Module, said: str) -> None:
     assert said in str(found(module, rows()))
-
-
-def test_all_frozen_but_biases() -> None:
-    module = nn.Sequential(nn.Linear(16, 8), nn.ReLU(), nn.Linear(8, 3))
-    for name, parameter in module.named_parameters():
-        parameter.requires_grad_(name.endswith("bias"))
-    assert "nothing comes before" in str(found(module, rows()))
-
-
-def test_features_that_are_too_large(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(backbone, "_MOST_BYTES", 1000)
-    module = nn.Sequential(nn.Upsample(scale_factor=9), frozen(nn.Conv2d(1, 1, 1)), nn.Conv2d(1, 3, 1), nn.Flatten())
-    assert "bytes of a record" in str(found(module, torch.zeros(2, 1, 4, 4)))
-
-
-def test_hooks_and_tasks_of_ones_own() -> None:
-    assert "calls the module itself" in str(found(chain(), images(), CustomLoss(lambda module, example: module)))
-    module = chain()
-    module[0].register_forward_hook(lambda layer, given, made: made * 2)
-    assert "hooks" in str(found(module, images()))
 
 
 class TestTransformers:
@@ -214,12 +177,3 @@ class TestTransformers:
         made = found_split(module, texts())
         require_equal(module, made, texts())
         assert not any("layer.0." in name for name, _ in made.head.named_parameters())
-
-
-@pytest.mark.parametrize(("inner", "split_"), [(4, False), (512, True)], ids=["little work", "much work"])
-def test_wide_features_must_save_work(inner: int, split_: bool) -> None:
-    """Of 8,192 features a record of 4 bytes each: a narrow body makes them sooner than they are moved."""
-    body = nn.Sequential(nn.Linear(16, inner), nn.Tanh(), nn.Linear(inner, 8192), nn.Tanh())
-    module = nn.Sequential(body.requires_grad_(False), nn.Linear(8192, CLASSES))
-    made = found(module, rows())
-    assert isinstance(made, Split) if split_ else "computed faster than moved" in str(made)

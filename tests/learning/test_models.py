@@ -7,14 +7,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from frozen_nets import TwoInputs, chain, drawn, frozen, seeded
+from frozen_nets import TwoInputs, chain, frozen, seeded
 from torch import nn
 
 from fedspa.errors import ConfigError
-from fedspa.examples import blank
-from fedspa.learning.flat import NUMBERS, FlatModel, alike, sketch
-from fedspa.learning.models import NAMES, build, require_fit
-from fedspa.learning.tasks import Classification
+from fedspa.learning.flat import NUMBERS, alike, sketch
+from fedspa.learning.models import NAMES, build
 
 MNIST, CIFAR, DIGITS = (1, 28, 28), (3, 32, 32), (1, 8, 8)
 
@@ -38,11 +36,6 @@ def test_the_smallest_image_that_fits(name: str, side: int) -> None:
     assert build(name, (2, side, side + 3), 4, 0)(torch.zeros(2, 2, side, side + 3)).shape == (2, 4)
     with pytest.raises(ConfigError, match=rf"model\.name = '{name}'.*data\.name.*at least {side}.*logistic"):
         build(name, (2, side, side - 1), 4, 0)
-
-
-def test_an_unknown_name_lists_the_known() -> None:
-    with pytest.raises(ConfigError, match=r"model\.name = 'resnet'.*mnist-cnn.*mlp.*package\.module:function"):
-        build("resnet", MNIST, 10, 0)
 
 
 USERS = """
@@ -74,12 +67,6 @@ class Pair(nn.Module):
 """
 
 
-def fitting(name: str) -> nn.Module:
-    model = build(name, DIGITS, 10, 0)
-    require_fit(FlatModel(model, Classification(10)), blank(DIGITS), f"model.name = {name!r}")
-    return model
-
-
 @pytest.fixture
 def users(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     monkeypatch.chdir(tmp_path)
@@ -95,31 +82,6 @@ def test_the_users_own_is_seeded_too(users: str, function: str) -> None:
     assert size(one) == 650
     assert torch.equal(one[1].weight, two[1].weight)
     assert not torch.equal(one[1].weight, other[1].weight)
-
-
-def test_the_probe_leaves_no_trace(users: str) -> None:
-    model = build(f"{users}:Normed", DIGITS, 10, 0)
-    assert model.training
-    assert int(model.layers[1].num_batches_tracked) == 0
-
-
-@pytest.mark.parametrize(
-    ("function", "said"),
-    [
-        ("three", r"must take \(input_shape, classes\) or no arguments"),
-        ("frozen", "no trainable parameters"),
-        ("narrow", r"\(batch, 10\).*gave \(3, 9\)"),
-        ("misfit", r"cannot take the data's records, of shape \(1, 8, 8\)"),
-        ("fails", r"failed in its own code \(RuntimeError: no, at fedspa_users_model\.py:\d+\)"),
-        ("text", "returned a str"),
-        ("named", "returns a str"),
-    ],
-)
-def test_what_a_user_may_get_wrong(users: str, function: str, said: str) -> None:
-    with pytest.raises(ConfigError, match=said) as caught:
-        fitting(f"{users}:{function}")
-    assert str(caught.value).startswith(f"model.name = '{users}:{function}'")
-    assert "\n" not in str(caught.value)
 
 
 # A sketch tells another frozen body from the same one on another processor.
@@ -141,14 +103,6 @@ def test_the_same_values_give_the_same_numbers_whatever_is_learned(make: type[nn
                 p.add_(1.0)
     assert len(sketch(module)) == NUMBERS
     assert sketch(module) == sketch(again)
-
-
-def test_another_draw_is_another_body() -> None:
-    made = []
-    for seed in range(4):
-        seeded(seed)
-        made.append(sketch(drawn()))
-    assert not any(alike(a, b) for i, a in enumerate(made) for b in made[:i])
 
 
 @pytest.mark.parametrize(

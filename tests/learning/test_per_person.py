@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from threading import Barrier, Thread
+
 import numpy as np
 import pytest
 import torch
@@ -12,11 +15,13 @@ from fedspa.engine.choose import EngineRequest, choose
 from fedspa.errors import ConfigError, MixingWarning
 from fedspa.examples import Examples, blank, mapped
 from fedspa.learning.flat import FlatModel
+from fedspa.learning.forward import one_example_a_time
 from fedspa.learning.tasks import Classification, CustomLoss, PerPerson, Regression, Task
 from fedspa.learning.tasks.base import tried
 from fedspa.learning.validate import try_gradients
 
 COUNTS = [1, 3, 4]
+
 PERSONS = np.repeat(np.arange(3), COUNTS)
 
 
@@ -124,3 +129,43 @@ class _Centred(nn.Module):
 class _Noisy(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return x + torch.randn(x.shape)
+
+
+# How torch is set while examples are taken: alike for all threads that do, and as before when the last is done.
+
+
+@pytest.fixture(autouse=True)
+def restored() -> Iterator[None]:
+    before = torch.backends.mkldnn.enabled
+    yield
+    torch.backends.mkldnn.enabled = before  # type: ignore[assignment]
+
+
+@pytest.mark.parametrize("before", [True, False])
+def test_one_dnn_is_off_until_the_last_thread_is_done(before: bool) -> None:
+    torch.backends.mkldnn.enabled = before  # type: ignore[assignment]
+    both, one_left = Barrier(2), Barrier(2)
+    seen: list[bool] = []
+
+    def leaves_first() -> None:
+        with one_example_a_time():
+            both.wait(10)
+        one_left.wait(10)
+
+    thread = Thread(target=leaves_first)
+    thread.start()
+    with one_example_a_time():
+        both.wait(10)
+        one_left.wait(10)
+        seen.append(bool(torch.backends.mkldnn.enabled))
+    thread.join()
+    assert seen == [False]
+    assert torch.backends.mkldnn.enabled == before
+
+
+def test_it_comes_back_after_an_exception() -> None:
+    torch.backends.mkldnn.enabled = True  # type: ignore[assignment]
+    for error in (ValueError, KeyboardInterrupt):
+        with pytest.raises(error), one_example_a_time():
+            raise error
+    assert torch.backends.mkldnn.enabled

@@ -12,7 +12,7 @@ import torch
 import unsound_modules as zoo
 from torch import Tensor, nn
 
-from fedspa.engine import EngineName, native
+from fedspa.engine import EngineName
 from fedspa.engine.choose import EngineRequest, choose
 from fedspa.engine.local import Engine
 from fedspa.engine.per_example import PerExampleEngine
@@ -176,12 +176,3 @@ def test_what_draws_from_torch_has_randomness_of_its_own_for_each_example(name: 
     same = x[:1].expand(64, -1, -1), y[:1].expand(64)
     drawn = rows(runs, theta, (same[0], torch.arange(64)), same[1])
     assert len(drawn.unique(dim=0)) > 1  # other seeds, other numbers
-
-
-@pytest.mark.parametrize("name", EVERY)
-def test_the_engine_that_reads_a_model_by_its_layers_takes_none(name: str) -> None:
-    module, (x, _) = made(name), records(name)
-    obstacle = native.supports(module, tuple(x.shape[1:]))
-    assert obstacle is not None
-    with pytest.raises(ConfigError):
-        chosen("native", name)

@@ -99,7 +99,6 @@ def test_shares_by_layer_give_the_plan_that_was_run(tmp_path: Path) -> None:
     planned = prepare(load(config)).plan
     run = read(tmp_path / "run")
     held = promise(run)
-    assert held is not None
     assert isinstance(planned, GaussianPlan)
     assert planned.active == 64 + 10
     assert held.plan == planned
@@ -117,7 +116,6 @@ def test_shares_by_layer_give_the_plan_that_was_run(tmp_path: Path) -> None:
 def test_every_agent_is_priced_by_its_own_count(runs: dict[str, Path]) -> None:
     run = read(runs["uneven"])
     held = promise(run)
-    assert held is not None
     assert run.participations.event is not None
     assert len(set(held.counts.values())) > 1
     for count in set(held.counts.values()):
@@ -141,7 +139,6 @@ def test_a_run_that_ends_early_is_told_the_price_of_its_whole_plan(runs: dict[st
     shutil.copytree(runs["uneven"], copy)
     (copy / "summary.json").unlink()
     held = promise(read(copy))
-    assert held is not None
     assert held.epsilon_cap is not None
     stated = f"if it is ended here because of its results, ε of the whole plan holds: {shown(held.epsilon_cap)}"
     assert stated in page(copy).text
@@ -167,7 +164,6 @@ def test_a_round_in_progress_is_priced_too(copy: Path) -> None:
     (copy / "metrics.jsonl").write_text("".join(lines[:1]), "utf-8")
     run = read(copy)
     held = promise(run)
-    assert held is not None
     assert run.participations.event is not None
     assert (
         held.verified(2)
@@ -313,7 +309,6 @@ def test_whatever_the_values_are_the_figure_holds_them(line: list[float | None],
     if not usable:
         assert drawn is None
         return
-    assert drawn is not None
     (curve,) = drawn.curves
     points = [tuple(map(float, point.split())) for point in re.split("[ML]", curve.path)[1:]]
     assert len(points) == len(usable)

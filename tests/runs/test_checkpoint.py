@@ -78,7 +78,6 @@ def test_a_damaged_newest_falls_back_and_says_so(tmp_path: Path) -> None:
         newest = save(tmp_path, example(done))
     newest.write_bytes(newest.read_bytes()[:-1])
     latest = load_latest(tmp_path)
-    assert latest is not None
     assert latest.state.round == 2
     assert len(latest.damaged) == 1
     assert "round-000003" in latest.damaged[0]

@@ -10,20 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedspa import configs
 from fedspa.errors import ConfigError
 from fedspa.runs.config import Config, load, to_toml
-
-
-def test_the_packaged_quickstart_is_valid_and_private() -> None:
-    config = load()
-    assert config.private
-    assert config.data.name == "digits"
-
-
-def test_written_out_and_read_back_it_is_the_same() -> None:
-    config = load(None, ["algorithm.compression=0.3", "run.seed=7"])
-    assert load(tomllib.loads(to_toml(config))) == config
 
 
 def test_overrides_take_toml_values_and_bare_words_and_can_unset() -> None:
@@ -70,20 +58,3 @@ def test_any_mapping_is_a_config_or_a_config_error(values: dict[str, object]) ->
     with suppress(ConfigError):
         config = load(values)
         assert load(tomllib.loads(to_toml(config))) == config
-
-
-@pytest.mark.parametrize(
-    ("given", "said"),
-    [
-        ("privacy.epsilom=2", r"unknown key privacy\.epsilom; allowed: .*\(did you mean 'epsilon'\?\)"),
-        ("privcy.epsilon=2", r"unknown key privcy; allowed: .*\(did you mean 'privacy'\?\)"),
-    ],
-)
-def test_a_key_that_is_misspelt_is_recognised(given: str, said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
-        load(None, [given])
-
-
-def test_a_config_that_is_misspelt_is_recognised() -> None:
-    with pytest.raises(ConfigError, match=r"there is no config 'mnist-bst'; .*\(did you mean 'mnist-best'\?\)"):
-        configs.find("mnist-bst")

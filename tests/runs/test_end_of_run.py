@@ -73,15 +73,6 @@ def test_a_module_that_cannot_be_saved_leaves_its_parameters(tmp_path: Path) -> 
     assert torch.equal(kept["bias"], module.bias)
 
 
-def test_a_report_that_fails_in_any_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*_: object) -> None:
-        raise KeyError("a template")
-
-    monkeypatch.setattr("fedspa.report.write", fail)
-    fedspa.run(config(tmp_path / "run"), data=records(), module=nn.Linear(4, 2))
-    whole(tmp_path / "run")
-
-
 def test_the_model_is_written_before_the_summary_is_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object) -> None:
         raise RuntimeError("no summary")

@@ -189,7 +189,6 @@ class TestDivergence:
         for words in ("algorithm.local_lr", "privacy.clip_value", str(tmp_path / "run" / "checkpoint")):
             assert words in message
         kept = load_latest(tmp_path / "run" / "checkpoint")
-        assert kept is not None
         assert bool(kept.state.theta.isfinite().all())
         metrics = tmp_path / "run" / "metrics.jsonl"
         assert kept.state.round == (len(metrics.read_text().splitlines()) if metrics.exists() else 0)
@@ -214,7 +213,6 @@ class TestInterrupt:
         said = (tmp_path / "err").read_text()
         assert "Stopping after this round" in said
         found = re.search(r"stopped after round (\d) of 4; to resume: fedspa run --resume run\n", said)
-        assert found is not None
         lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
         assert len(lines) == int(found[1]) < 4
         assert (tmp_path / "run" / "checkpoint" / f"round-{len(lines):06d}.safetensors").exists()

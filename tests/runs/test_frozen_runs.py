@@ -96,15 +96,6 @@ def test_a_record_goes_through_the_body_once_in_a_run(tmp_path: Path, monkeypatc
     assert len(seen) <= 300
 
 
-def test_without_room_the_frozen_part_is_computed_in_every_step(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(setup, "space_lacking", lambda split, records: f"no room for {records}")
-    made = run(tmp_path / "run", chain())
-    assert made.summary["engine"] != "native"
-    assert "computed in every step: no room for" in made.summary["engine_reason"]
-
-
 @pytest.mark.gpu
 @pytest.mark.parametrize("noise", ["seeded", "exact"])
 @pytest.mark.parametrize("make", [chain, lambda: Residual(0.3)], ids=["chain", "dropout behind the body"])

@@ -10,12 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 import small_records
-from small_runs import ALGORITHMS, WIDE_POLICY, small
+from small_runs import ALGORITHMS, small
 
 import fedspa
 from fedspa.agent.ledger.ledger import Ledger
 from fedspa.agent.ledger.report import verify
-from fedspa.agent.policy import PolicyRefusal
 from fedspa.data.adapters import from_arrays
 from fedspa.data.dataset import Dataset
 from fedspa.errors import ConfigError, FedspaError, LedgerError
@@ -27,7 +26,6 @@ from fedspa.runs.guarantee import statement
 from fedspa.runs.setup import Simulated, prepare, trained_on
 
 VISITS = {"data": {"name": "small_records:visits"}}
-POLICY = WIDE_POLICY + 'unit = "person"\n'
 
 
 def visits(out: Path, **sections: dict[str, Any]) -> dict[str, Any]:
@@ -38,14 +36,6 @@ def prepared(**sections: dict[str, Any]) -> Simulated:
     return prepare(load(visits(Path("nowhere"), **sections)))
 
 
-@pytest.fixture(scope="module")
-def done(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A finished run with secure noise."""
-    folder = tmp_path_factory.mktemp("persons") / "run"
-    simulate(visits(folder, privacy={"noise": "secure"}))
-    return folder
-
-
 @pytest.mark.parametrize("rule", ["iid", "dirichlet:0.5"])
 def test_persons_are_dealt_and_not_records(rule: str) -> None:
     job = prepared(data={"partition": rule}, algorithm={"batch": 2})
@@ -54,7 +44,6 @@ def test_persons_are_dealt_and_not_records(rule: str) -> None:
     assert count(job.train.y) == 120
     assert sorted(np.concatenate(job.holdings).tolist()) == list(range(120))
     assert {len(held) for held in job.holdings} == {20}
-    assert job.plan is not None
     assert (job.plan.records, job.plan.unit, job.plan.event.unit) == (20, "person", "person")
     counts = job.train.x["count"]  # type: ignore[call-overload, index]
     assert counts.tolist() == np.bincount(data.persons).tolist()
@@ -84,10 +73,6 @@ def test_every_algorithm_trains_on_persons(tmp_path: Path, name: str) -> None:
     assert "for each person of each agent" in statement(summary)
 
 
-def test_a_run_whose_data_brings_persons_along_says_so_in_its_config(done: Path) -> None:
-    assert load(done / "config.toml").data.person == "given:persons"
-
-
 def test_a_ledger_holds_one_unit_per_agent(tmp_path: Path) -> None:
     """Each way round, whatever the policy: the refusal comes before anything is written."""
     for first, second in ((VISITS, {}), ({}, VISITS)):
@@ -102,28 +87,6 @@ def test_a_ledger_holds_one_unit_per_agent(tmp_path: Path) -> None:
         assert not (tmp_path / f"second-{len(first)}").exists()
         with Ledger.open(ledger, create=False) as books:
             assert {event.unit for event in books.spent("agent-0")} <= {"person" if first else "record"}
-
-
-def test_an_agent_of_both_units_has_no_total(tmp_path: Path) -> None:
-    """Written by someone else's hands: what is stated of that agent is no ε."""
-    records, persons = (prepare(load(made)).plan for made in (small(tmp_path / "a"), visits(tmp_path / "b")))
-    assert records is not None
-    assert persons is not None
-    with Ledger.open(tmp_path / "ledger.sqlite") as ledger:
-        ledger.reserve("a", records.event, "run", "0")
-        ledger.require_unit = lambda events: None  # type: ignore[method-assign]
-        ledger.reserve("a", persons.event, "run", "1")
-        ledger.reserve("b", persons.event, "run", "1")
-        with pytest.raises(FedspaError, match="do not add up"):
-            ledger.total("a", 1e-3, "add-remove")
-
-
-def test_a_policy_may_ask_for_persons(tmp_path: Path) -> None:
-    (tmp_path / "policy.toml").write_text(POLICY)
-    asked = {"policy": str(tmp_path / "policy.toml")}
-    with pytest.raises(PolicyRefusal, match="each record is protected, this policy asks for each person"):
-        simulate(small(tmp_path / "records", run=asked))
-    assert simulate(visits(tmp_path / "persons", run=asked)).summary["unit"] == "person"
 
 
 def test_a_resume_with_other_persons_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,8 +11,6 @@ import numpy as np
 import pytest
 
 import fedspa
-from fedspa.errors import ConfigError, DataError
-from fedspa.report import card
 from fedspa.running import run as simulate
 from fedspa.runs.config import load, to_toml
 from fedspa.runs.setup import holdings_of, prepare, records_of
@@ -69,22 +67,6 @@ def test_a_run_on_a_table_ends_in_its_own_units(folder: Path) -> None:
     assert (folder / "out" / "report.html").is_file()
 
 
-def test_classes_are_called_by_the_tables_own_words(folder: Path) -> None:
-    """All are of one age, so that the model has one answer for all."""
-    lines = [f"{'nsw'[row % 3]},50,{('low', 'high', 'odd')[row % 7 % 3]}" for row in range(90)]
-    (folder / "risks.csv").write_text("\n".join(["clinic,age,risk", *lines]) + "\n", "utf-8")
-    risk = {"kind": "category", "categories": ["low", "high"], "other": True, "target": True}
-    summary = fedspa.run(
-        config({"name": "risks.csv", "columns": {"age": COLUMNS["age"], "risk": risk}, "person": None})
-    ).summary
-    answer = ("low", "high", "another")[summary["accuracy_by_class"].index(1.0)]
-    assert f"the last model predicts class '{answer}' for every held-out record" in summary["warnings"]
-    assert "| class | low | high | another |" in card(folder / "out")
-    other = {"columns": {"age": COLUMNS["age"], "risk": {**risk, "other": False}}}
-    (folder / "out" / "summary.json").write_text(json.dumps(summary | {"schema": other}), "utf-8")
-    assert "| class | 0 | 1 | 2 |" in card(folder / "out")
-
-
 def test_the_runs_own_config_names_the_task_and_loads_again(folder: Path) -> None:
     fedspa.run(config())
     written = load(folder / "out" / "config.toml")
@@ -129,44 +111,8 @@ def test_agents_are_those_of_the_table_and_persons_are_held_out_whole() -> None:
     assert visits[np.setdiff1d(np.arange(60), kept)].sum() == len(data.test_y)
 
 
-REFUSED: dict[str, tuple[dict[str, Any], list[str]]] = {
-    "no columns": ({"columns": None, "agent": None}, ["data.name is 'visits.csv', a table", "[data.table.columns]"]),
-    "columns of mnist": ({"name": "mnist"}, ["data.table is for a table", "'mnist'"]),
-    "features": ({"features": "aligned"}, ["data.features is 'aligned'", "images"]),
-    "agents twice": ({"partition": "shards"}, ["data.partition is 'shards'", "'clinic'"]),
-}
-
-
-@pytest.mark.parametrize("name", REFUSED)
-def test_what_does_not_go_together(folder: Path, name: str) -> None:
-    changes, words = REFUSED[name]
-    with pytest.raises(ConfigError) as caught:
-        fedspa.run(config(changes))
-    refused(caught.value, words, folder)
-
-
 def refused(error: Exception, words: list[str], folder: Path) -> None:
     assert "\n" not in str(error)
     for word in words:
         assert word in str(error)
     assert not (folder / "out").exists()
-
-
-def test_without_a_split_some_must_be_held_out(folder: Path) -> None:
-    with pytest.raises(DataError) as caught:
-        fedspa.run(config({"holdout": 0.0}))
-    refused(caught.value, ["data 'visits.csv' has no records for testing", "data.holdout", "data.table.split"], folder)
-    data = fedspa.from_table("visits.csv", {"columns": COLUMNS, "agent": "clinic", "person": "patient"})
-    given = {key: value for key, value in config().items() if key != "data"}
-    with pytest.raises(DataError, match="no records for testing"):
-        fedspa.run(given, data=data)
-    assert fedspa.run({**given, "data": {"holdout": 0.2}, "task": {"name": "regression"}}, data=data).summary[
-        "unit"
-    ] == ("person")
-
-
-def test_a_table_does_not_stand_beside_data_that_was_given(folder: Path) -> None:
-    x, y = np.zeros((40, 2)), np.arange(40) % 2
-    with pytest.raises(ConfigError) as caught:
-        fedspa.run(config(), data=fedspa.from_arrays(x, y, x, y, name="mine"))
-    refused(caught.value, ["data.table describes the table 'visits.csv'"], folder)

@@ -61,7 +61,6 @@ def wire(monkeypatch: pytest.MonkeyPatch) -> Wire:
 
     def sent(request: participate.Request, name: str, agent: Agent, answer: Answer) -> bytes:
         payload, session = unmasked(request, name, agent, answer), request.session
-        assert session is not None
         found.values[key_of(session)][name] = answer.values
         found.messages[session.binding, name].add(payload)
         return payload
