@@ -17,20 +17,22 @@ import hashlib
 import inspect
 import json
 import os
+import re
 import shutil
 import socket
 import subprocess
 import sys
 import time
 import zipfile
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedspa.errors import ConfigError, FedspaError, os_errors_as, quoted, real_path
+from fedspa import toml
+from fedspa.errors import ConfigError, FedspaError, did_you_mean, os_errors_as, quoted, real_path
 from fedspa.flower.folders import ServerFolder, SiteFolder
 
 if TYPE_CHECKING:
@@ -262,6 +264,7 @@ def train(
 ) -> tuple[bool, str]:
     """Return whether a run of the app in folder `app` was completed, and what came of it in one line. `follow` is
     called with the run's folder every two seconds."""
+    _check_keys(app, config)
     out = server.runs / (name or datetime.now(UTC).strftime("%Y%m%d-%H%M%S"))
     resumed = "flower.resume=true" in config.replace(" ", "")
     if out.exists() and not resumed:
@@ -283,6 +286,29 @@ def train(
     if status == "finished:completed" and (out / "summary.json").exists():
         return True, f"run {number}: completed; see {out}, or `fedspa report {out}`"
     return False, f"run {number}: {status}; {_last_words(server, number)}"
+
+
+def _check_keys(app: Path, config: str) -> None:
+    """Raise where `config` overrides a key that the app's own config does not have: Flower takes no other."""
+    path = real_path(app) / "pyproject.toml"
+    found: Any = toml.read(path, "the pyproject.toml of a Flower app")
+    for part in ("tool", "flwr", "app", "config"):
+        found = found.get(part) if isinstance(found, dict) else None
+    known = set(_flat_keys(found)) if isinstance(found, dict) else set()
+    for key in re.findall(r"(?:^|\s)([\w.-]+)\s*=", config):
+        if key not in known:
+            raise ConfigError(
+                f"{key} is no key of [tool.flwr.app.config] in {path}{did_you_mean(key, known)}; add it there with its "
+                "value, or name one of its keys"
+            )
+
+
+def _flat_keys(table: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
+    for key, value in table.items():
+        if isinstance(value, dict):
+            yield from _flat_keys(value, f"{prefix}{key}.")
+        else:
+            yield prefix + key
 
 
 def _status(server: ServerFolder, number: str) -> str:
