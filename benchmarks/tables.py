@@ -183,9 +183,9 @@ def models_time(file: str) -> str:
     return where + origin(result["provenance"]) + by_case(models(file), cell)
 
 
-def gpu_rivals() -> str:
+def gpu_rivals(name: str) -> str:
     """Our steps on a GPU beside those of all rivals, in one run."""
-    result = kept("models-gpu")
+    result = kept(name)
     rivals = {"best Opacus": "best Opacus / ours", "fastDP": "fastDP / ours", "jax_privacy": "jax_privacy / ours"}
     rows = []
     for row in result["rows"].values():
@@ -575,7 +575,8 @@ TABLES: dict[str, tuple[str, Callable[[], str]]] = {
     "models-time": ("benchmarks/speed.md", lambda: models_time("models")),
     "models-ratios": ("docs/engines.md", lambda: by_ratio(models("models"), wall)),
     "models-memory": ("benchmarks/speed.md", lambda: by_case(models("models"), memory)),
-    "gpu": ("docs/engines.md", gpu_rivals),
+    "gpu": ("docs/engines.md", lambda: gpu_rivals("models-gpu")),
+    "gpu-256": ("benchmarks/speed.md", lambda: gpu_rivals("models-gpu-256")),
     "gpu-steps": ("benchmarks/speed.md", gpu_steps),
     "zoo": ("docs/models.md", zoo),
     "zoo-differences": ("docs/models.md", zoo_differences),
