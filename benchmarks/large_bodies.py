@@ -4,7 +4,7 @@
 
 Bodies are transformer encoders with random weights; adapters are on the query and value projections of every block, in
 float32, with A frozen; 128 tokens, two classes. Engines are made by themselves: a run tries the module on a CPU before,
-which takes minutes for a large body. Ours take a step of two agents in one call, with Poisson batches of 8 of 64 records,
+which takes minutes for a large one. Ours step two agents in one call, with Poisson batches of 8 of 64 records,
 `l2` and secure noise. Opacus takes a step of one agent with batches of exactly 8, and `sgd` is that step without
 privacy. `ready_s` is the time to build model and engine, `first_s` that of the first step. Memory is the peak of the
 GPU's tensors, the weights with it. The weights' type is that of the body; where the traced engine refuses it, a run
