@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from fedspa.audit.release import part_question
 from torch import Tensor
 from typer.testing import CliRunner
 
 from fedspa.audit.audited import Audited, Setting, of_config
 from fedspa.audit.gaussian import GAUSSIAN
+from fedspa.audit.probes import part_question
 from fedspa.audit.statistics import Check, Finding, Question, Report, certain
 from fedspa.cli import app
 from fedspa.data import dataset
