@@ -163,7 +163,8 @@ class RunResult:
             The folder.
 
         Raises:
-            ConfigError: The module has no `save_pretrained`.
+            ConfigError: The module has no `save_pretrained`, or its parameters are no longer those of the run, for
+                which the card speaks.
         """
         save = getattr(self.module, "save_pretrained", None)
         if not callable(save):
@@ -171,6 +172,7 @@ class RunResult:
                 f"the module is a {type(self.module).__name__}, and only models of transformers and peft have "
                 "save_pretrained; `model.safetensors` in the run's folder has its parameters"
             )
+        _check_unchanged(self.module, self.folder)
         target = path_of(folder, "folder")
         save(str(target))
         (target / "README.md").write_text(self.card(), "utf-8")
@@ -281,6 +283,23 @@ def finished(folder: Path, module: nn.Module | None = None) -> tuple[dict[str, A
     return summary, module
 
 
+def _check_unchanged(module: nn.Module, folder: Path) -> None:
+    """Raise where the module has other parameters than the run left, or more: its card would vouch for them."""
+    from safetensors.torch import load_file
+
+    kept = load_file(folder / "model.safetensors")
+    now = module.state_dict()
+    changed = any(name not in now or not torch.equal(now[name].cpu(), values) for name, values in kept.items())
+    # The file has values that go by several names under one of them; of a quantised module, what was trained only.
+    places = {now[name].untyped_storage().data_ptr() for name in kept if name in now}
+    added = [] if is_quantised(module) else [value for name, value in now.items() if name not in kept]
+    if changed or any(value.numel() and value.untyped_storage().data_ptr() not in places for value in added):
+        raise ConfigError(
+            f"the module has other parameters than the run in {folder} left, and the model card is of those; take "
+            f"fedspa.RunResult.load({str(folder)!r}), or the module's own save_pretrained without a card"
+        )
+
+
 def path_of(given: object, what: str) -> Path:
     if not isinstance(given, str | os.PathLike):
         raise ConfigError(f"{what} is {quoted(given)}; give a path")
@@ -337,8 +356,9 @@ def _fill_trained(module: nn.Module, path: Path) -> None:
 
     kept = load_file(path)
     trained = {name: values for name, values in module.named_parameters() if values.requires_grad}
-    if kept.keys() != trained.keys():
-        raise ValueError(f"the file has {len(kept)} trained parameters, the module {len(trained)}, or others")
+    shapes = [{name: values.shape for name, values in each.items()} for each in (kept, trained)]
+    if shapes[0] != shapes[1]:  # `copy_` would broadcast
+        raise ValueError(f"the file has {len(kept)} trained parameters, the module {len(trained)}, or of other shapes")
     with torch.no_grad():
         for name, values in kept.items():
             trained[name].copy_(values)

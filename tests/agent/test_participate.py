@@ -126,3 +126,16 @@ def test_what_was_checked_still_holds_when_it_is_paid(check: str, site: Site, mo
     site.once(site.request())
     assert locked
     assert all(locked)
+
+
+def test_what_was_paid_for_and_failed_is_spent(site: Site) -> None:
+    failing = site.request()
+
+    def fail(*_: Any) -> Iterator[Any]:
+        raise MemoryError
+
+    for request in (replace(failing, algorithm=replace(failing.algorithm, respond=fail)), failing):
+        with pytest.raises(Refusal) as caught:
+            site.once(request)
+        assert caught.value.code == "spent"
+    assert site.trained == []

@@ -14,7 +14,7 @@ from sample_plans import BINOMIAL_PLAN, GAUSSIAN_PLAN
 
 from fedspa.agent.ledger.ledger import Ledger
 from fedspa.agent.policy import Code, Policy, PolicyRefusal
-from fedspa.errors import ConfigError
+from fedspa.errors import BudgetError, ConfigError
 from fedspa.mechanisms import Plan
 from fedspa.privacy.budget import PrivacyBudget, worst_case_total
 
@@ -39,6 +39,12 @@ PLAN = replace(
     participations=20,
     noise_multiplier=8.20,
 )
+
+
+def take_part(policy: Policy, ledger: Ledger, run: str, message: str) -> None:
+    policy.admit(PLAN, ledger, "a", run, message)
+    ledger.reserve("a", PLAN.event, run, message, cap=policy.cap, announced=PLAN.participations)
+    ledger.release("a", run, message, "sha")
 
 
 def test_parse() -> None:
@@ -195,3 +201,34 @@ def test_what_passes_passes_when_stricter(noise: float, steps: int, rounds: int,
         return
     POLICY.check(plan)
     POLICY.check(replace(plan, noise_multiplier=noise * stricter, local_steps=1, active=1))
+
+
+def test_load(tmp_path: Path) -> None:
+    path = tmp_path / "policy.toml"
+    with pytest.raises(ConfigError, match="the path of a policy"):
+        Policy.load(path)
+    path.write_bytes(b"\xff\xfe")
+    with pytest.raises(ConfigError, match="is not TOML"):
+        Policy.load(path)
+    path.write_text("epsilon = 1", encoding="utf-8")
+    with pytest.raises(ConfigError, match=r"policy .*policy\.toml: delta is missing"):
+        Policy.load(path)
+    path.write_text(TEXT, encoding="utf-8")
+    assert Policy.load(path) == POLICY
+
+
+def test_two_runs_of_one_under_a_cap_of_one_and_a_half(tmp_path: Path) -> None:
+    """PLAN costs ε = 1.000, and a second one, which the server may choose by what it saw of the first, brings that to
+    1.776: it is refused before it begins, not at its 20th round."""
+    with Ledger.open(tmp_path / "ledger.sqlite") as ledger:
+        for number in range(20):
+            take_part(POLICY, ledger, "first", str(number))
+        assert ledger.epsilon("a", 1e-3, "add-remove") == pytest.approx(1.0, abs=2e-3)
+        with pytest.raises(PolicyRefusal, match=r"ε = 0\.(499|500) left") as caught:
+            take_part(POLICY, ledger, "second", "0")
+        assert caught.value.code == "budget"
+        assert isinstance(caught.value.__cause__, BudgetError)
+        assert ledger.participations("a", "second") == 0
+        with pytest.raises(PolicyRefusal, match=r"rdp filter \(plans chosen after releases\)"):
+            take_part(replace(POLICY, epsilon=1.77), ledger, "second", "0")
+        take_part(replace(POLICY, epsilon=1.78), ledger, "second", "0")

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from sample_plans import SHARED_PLAN
+from sample_plans import GAUSSIAN_PLAN, SHARED_PLAN
 from torch import Tensor, nn
 
 from fedspa.algorithms import Agent, Terms, chosen
@@ -16,6 +16,7 @@ from fedspa.engine.local import Engine
 from fedspa.engine.native import NativeEngine, library
 from fedspa.engine.per_example import PerExampleEngine, float64_reference
 from fedspa.engine.traced import trace_engine
+from fedspa.errors import PrivacyError
 from fedspa.examples import Examples
 from fedspa.learning.flat import FlatModel
 from fedspa.mechanisms.base import CLIP_UNITS
@@ -173,3 +174,9 @@ def test_rounding_and_noise_come_from_streams_of_their_own(monkeypatch: pytest.M
     monkeypatch.setattr(module, "share", share)
     list(FED_SPA.respond(FlatModel(net()).flatten(), TERMS, [agent(0), agent(1)], PerExampleEngine(net())))
     assert len(set(drawn)) == 4
+
+
+def test_a_plan_of_another_mechanism_is_refused() -> None:
+    terms = replace(TERMS, steps=replace(GAUSSIAN_PLAN, dimension=DIMENSION))
+    with pytest.raises(PrivacyError, match="no DiscreteGaussianPlan"):
+        next(FED_SPA.respond(FlatModel(net()).flatten(), terms, [agent()], PerExampleEngine(net())))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import pickle
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -20,9 +21,11 @@ from fedspa.agent.participate import Request
 from fedspa.algorithms import ALGORITHMS, Agent, Terms, chosen
 from fedspa.algorithms.algorithm import FED_SPA
 from fedspa.engine.local import LocalResult, LocalTask
+from fedspa.engine.native import NativeEngine, library
 from fedspa.engine.per_example import PerExampleEngine
-from fedspa.errors import PrivacyError
+from fedspa.errors import ConfigError, PrivacyError
 from fedspa.learning.flat import FlatModel
+from fedspa.mechanisms.base import NoPlan
 from fedspa.mechanisms.gaussian.plan import GaussianPlan
 from fedspa.randomness.mask import active_coordinates
 from fedspa.randomness.streams import Stream, agent_key, derive_key, draw_batch, mask_seed, root_key
@@ -33,6 +36,20 @@ from fedspa.server.coordinator import Coordinator
 
 ROOT = bytes(range(32))
 D, K, B, M, TAU = 33, 11, 5, 20, 4  # a linear layer from 10 to 3
+
+
+FREE = NoPlan(D, K, "poisson", B, TAU)
+
+
+def among_others(who: Agent) -> Agent:
+    """The same agent, its records between those of two others, in another order."""
+    rows = M + torch.randperm(M, generator=torch.Generator().manual_seed(1))
+    x, y = (
+        torch.cat([agent(1).pool_x, who.pool_x, agent(2).pool_x]),
+        torch.cat([agent(1).pool_y, who.pool_y, agent(2).pool_y]),
+    )
+    x[rows], y[rows] = who.pool_x, who.pool_y
+    return replace(who, pool_x=x, pool_y=y, rows=rows)
 
 
 def net() -> nn.Module:
@@ -253,3 +270,34 @@ def test_a_share_of_a_sum_is_never_encoded_by_itself(name: str) -> None:
     for way in (summed.encode, summed.decode):
         with pytest.raises(PrivacyError, match="masked"):
             way(*[None] * 5)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("algorithm", ["fedspa", "fedavg"])
+@pytest.mark.parametrize("native", [False, True])
+def test_records_among_those_of_others_make_the_same_update(algorithm: str, native: bool) -> None:
+    """Whether the engine reads them where they are or not."""
+    if native and library.library() is None:
+        pytest.skip("the native engine was not built")
+    engine = NativeEngine(net(), 1) if native else PerExampleEngine(net())
+    someone, announced = agent(7), terms() if algorithm == "fedspa" else terms(steps=FREE)
+    assert among_others(someone).records == someone.records
+    answers = [
+        next(ALGORITHMS[algorithm].respond(FlatModel(net()).flatten(), announced, [who], engine))
+        for who in (someone, among_others(someone))
+    ]
+    assert np.array_equal(answers[0].values, answers[1].values)
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_one_is_chosen_by_its_name_and_its_adversary(name: str) -> None:
+    local = chosen(name, "local")
+    assert local is chosen(name, None) is ALGORITHMS[name]
+    assert (local.adversary, local.mean) == ("local", None)
+    if local.aggregated is None:
+        with pytest.raises(ConfigError, match=f"privacy.adversary is 'secure-aggregation'; {name} is not run"):
+            chosen(name, "secure-aggregation")
+        return
+    summed = chosen(name, "secure-aggregation")
+    assert (summed.name, summed.adversary, summed.private) == (name, "secure-aggregation", True)
+    for known in (local, summed):
+        assert pickle.loads(pickle.dumps(known)) == known

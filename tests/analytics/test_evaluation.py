@@ -273,3 +273,15 @@ def test_a_lost_ledger_is_no_fresh_budget(trained, tmp_path: Path) -> None:
         file.unlink()
     with pytest.raises(ConfigError, match=r"the ledger of the run, .* is missing; put it back"):
         evaluated(run, data, tmp_path)
+
+
+def test_a_policy_refuses_what_its_budget_does_not_cover(trained, tmp_path: Path) -> None:
+    data = dataset()
+    policy = tmp_path / "policy.toml"
+    policy.write_text(
+        'epsilon = 3.2\ndelta = 1e-4\nneighbours = "add-remove"\nmin_noise_multiplier = 0.01\nmax_local_steps = 100\n'
+        'max_rounds = 100\nmax_compression = 1.0\nclippings = ["l2", "coordinate"]\n'
+    )
+    run = trained(data, privacy={"noise": "secure"}, run={"out": str(tmp_path / "run"), "policy": str(policy)})
+    with pytest.raises(fedspa.FedspaError, match=r"budget|cap|left"):
+        evaluated(run, data, tmp_path, epsilon=2.0)

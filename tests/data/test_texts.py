@@ -8,11 +8,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from typer.testing import CliRunner
 
 import fedspa
 from fedspa.cli import app
-from fedspa.errors import DataError
+from fedspa.errors import ConfigError, DataError
 
 transformers = pytest.importorskip("transformers")
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "good", "bad", "film"]
@@ -123,6 +124,11 @@ def test_save_pretrained_writes_model_and_card(tmp_path: Path) -> None:
     again = transformers.BertForSequenceClassification.from_pretrained(folder)
     assert all((a == b).all() for a, b in zip(again.parameters(), result.module.parameters()))
     assert "ε" in (folder / "README.md").read_text("utf-8")
+    with torch.no_grad():
+        next(result.module.parameters()).add_(1e-3)
+    with pytest.raises(ConfigError, match=r"other parameters than the run"):
+        result.save_pretrained(tmp_path / "changed")
+    assert not (tmp_path / "changed").exists()
 
 
 @pytest.mark.slow

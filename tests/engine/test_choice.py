@@ -13,14 +13,15 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fedspa.engine import Unsupported, native, traced
+from fedspa.data.dataset import blank_person
+from fedspa.engine import Unsupported, combine, native, traced
 from fedspa.engine.choose import EngineName, EngineRequest, choose, decide
 from fedspa.engine.native import library
 from fedspa.engine.per_example import PerExampleEngine
 from fedspa.errors import ConfigError
 from fedspa.examples import Examples, blank
 from fedspa.learning.flat import FlatModel
-from fedspa.learning.tasks import Classification, Task
+from fedspa.learning.tasks import Classification, PerPerson, Task
 from fedspa.runs.sections import Run
 
 pytestmark = pytest.mark.skipif(library.library() is None, reason="the native engine was not built")
@@ -309,3 +310,28 @@ def test_what_is_drawn_for_a_rare_record_is_its_own(name: EngineName) -> None:
     torch.set_rng_state(before)
     list(engine.rows(theta, (x, seeds), y, None))
     assert torch.equal(before, torch.get_rng_state())
+
+
+def test_persons_have_the_obstacles_of_their_records() -> None:
+    task = PerPerson(Classification(3, label_smoothing=0.1))
+    choice = decide(
+        EngineRequest(
+            "auto",
+            nn.Sequential(chain(), nn.LayerNorm(3)),
+            blank_person(blank(SHAPE), 65),
+            "cpu",
+            1,
+            exact=False,
+            task=task,
+        )
+    )
+    too_many = "it takes up to 64 records of a person, and data.person_records is higher"
+    assert choice.passed["native"].reason.startswith(f"{too_many}; it learns classes by plain cross-entropy")
+    assert "layer LayerNorm" in choice.passed["native"].reason
+    assert choice.passed["traced"] == Unsupported(too_many, "data.person_records = 64, or less")
+
+
+def test_several_obstacles_are_mended_together_or_not_at_all() -> None:
+    first, second, last = Unsupported("a", "do A"), Unsupported("b", "do B"), Unsupported("c")
+    assert combine([first, second]) == Unsupported("a; b", "do A; do B")
+    assert combine([first, last]) == Unsupported("a; c", "")

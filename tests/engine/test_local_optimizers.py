@@ -5,12 +5,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from small_runs import small
+from small_runs import ALGORITHMS, small
 from test_per_example import records, smooth_net, task
 from torch import Tensor
 
@@ -136,3 +137,46 @@ def test_whole_runs_end_and_no_update_is_refused(tmp_path: Path, name: str, codi
     summary = fedspa.run(sections, progress=False).summary
     assert summary["rounds"] == 4
     assert summary["engine"] != "native"
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"algorithm": {"name": "cpsgd"}}, r"local_optimizer is 'adam'; for cpsgd it must be 'sgd'"),
+        (
+            {
+                "algorithm": {"mask": "shared", "local_steps": 1},
+                "privacy": {"adversary": "secure-aggregation"},
+            },
+            r"local_optimizer is 'adam'; under secure aggregation it must be 'sgd': an agent takes one step",
+        ),
+    ],
+)
+def test_where_there_are_no_local_steps_it_is_refused(changes: dict[str, Any], message: str) -> None:
+
+    from fedspa.runs.config import load
+
+    sections = {
+        name: dict(values)
+        for name, values in ALGORITHMS["cpsgd" if "name" in changes["algorithm"] else "fedspa"].items()
+    }
+    for name, values in changes.items():
+        sections.setdefault(name, {}).update(values)
+    sections.setdefault("algorithm", {})["local_optimizer"] = "adam"
+    sections.setdefault("privacy", {}).setdefault("epsilon", 1.0)
+    sections["privacy"].pop("noise_multiplier", None)
+    if "name" in changes["algorithm"]:
+        del sections["privacy"]["epsilon"]
+    with pytest.raises(ConfigError, match=message):
+        load(sections)
+
+
+@pytest.mark.parametrize("name", ["momentum", "adam"])
+def test_auto_falls_back_and_says_why(name: str) -> None:
+    from fedspa.engine.choose import EngineRequest, decide
+
+    choice = decide(EngineRequest("auto", smooth_net(), Examples(*records(1)), "cpu", 1, False, optimizer=name))  # type: ignore[arg-type]
+    assert choice.engine == "traced"
+    assert f"it takes plain gradient steps, and algorithm.local_optimizer is '{name}'" in choice.why
+    with pytest.raises(ConfigError, match="takes plain gradient steps"):
+        decide(EngineRequest("native", smooth_net(), Examples(*records(1)), "cpu", 1, False, optimizer=name))  # type: ignore[arg-type]

@@ -23,6 +23,7 @@ from fedspa.engine.local import LocalTask
 from fedspa.engine.native import NativeEngine, library
 from fedspa.engine.native import engine as native_engine
 from fedspa.engine.per_example import float64_reference
+from fedspa.errors import DataError
 from fedspa.learning.flat import FlatModel
 from fedspa.mechanisms.clipping import clip_rows
 
@@ -186,3 +187,18 @@ def test_what_the_library_works_on_outlives_a_main_thread_that_was_interrupted(m
         thread.join(10)
     assert found == [True] * len(held)
     assert held
+
+
+@pytest.mark.parametrize("wrong", [-1, 40])
+def test_records_that_are_not_there_are_refused(wrong: int) -> None:
+    task = replace(small_task(), rows=torch.tensor([0, wrong]))
+    with pytest.raises(DataError, match="numbered beyond the 40"):
+        NativeEngine(small_net(), 1).train(FlatModel(small_net()).flatten(), [task])
+
+
+def test_fedavg_shows_a_broken_record() -> None:
+    base = small_task()
+    x = base.x.clone()
+    x[:, 0, 4, 4] = math.nan
+    task = LocalTask(x, base.y, None, 1.0, 0.1, plain("fixed", 6, 1), KEY)
+    assert NativeEngine(small_net(), 1).train(FlatModel(small_net()).flatten(), [task])[0].delta.isnan().all()

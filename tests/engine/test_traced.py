@@ -13,6 +13,7 @@ from traced_nets import NETS, data, engine, net, rows, traced, transformer
 from fedspa.engine.local import LocalTask, example_rows
 from fedspa.engine.per_example import PerExampleEngine
 from fedspa.engine.traced import engine as module_of_engine
+from fedspa.errors import DataError
 from fedspa.examples import Examples, taken
 from fedspa.learning.flat import FlatModel
 from fedspa.mechanisms.clipping import GradientBlock
@@ -207,3 +208,10 @@ def test_frozen_parameters_are_read_where_they_lie() -> None:
         module[0].weight.mul_(-3)
     found = torch.cat(list(made.rows(theta, x, y, None)))
     assert torch.allclose(found, FlatModel(module).per_example_gradients(theta, x, y), atol=1e-6)
+
+
+def test_what_fails_where_nothing_is_private_says_what_it_was() -> None:
+    given = task("MLP", 1.0, steps=plain("fixed", 9, 3))
+    bad = LocalTask(given.x, torch.full((RECORDS,), 7), None, 1.0, 0.1, given.steps, given.key)
+    with pytest.raises(DataError, match="the model fails on these records"):
+        engine("MLP").train(FlatModel(net("MLP")).flatten(), [bad])

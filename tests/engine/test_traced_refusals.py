@@ -336,3 +336,13 @@ def test_a_gpu_has_a_rule_for_the_weights_of_plain_convolutions_only(
             require_gpu_rules(graph)
     else:
         require_gpu_rules(graph)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_auto_says_why_and_takes_another() -> None:
+    module, x = of_floats(lambda net, x: net.head(x.sort(1)[0]))
+    chosen = decide(
+        EngineRequest("auto", module, Examples(x, torch.zeros(4, dtype=torch.int64)), "cpu", 1, exact=False)
+    )
+    assert chosen.engine == "generic"
+    assert "aten.sort" in str(chosen.passed["traced"])

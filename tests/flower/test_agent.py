@@ -582,3 +582,30 @@ def test_a_deployments_server_keeps_nothing_of_the_agents_records(deployment, tr
     first, second = (load_latest(tmp_path / name / "checkpoint") for name in ("run", "other"))
     assert first.facts == second.facts
     assert first.extra.keys() == second.extra.keys()
+
+
+def test_a_site_may_ask_for_persons(clinic):
+    strict = replace(clinic, policy=replace(clinic.policy, unit="person"))
+    assert refusal(strict) == "unit"
+    assert spent(clinic) == 0
+
+
+def test_rounds_that_are_over_are_stale(clinic):
+    answer_round(clinic, at_round(1), THETA)
+    assert refusal(clinic, at_round(0)) == "stale"
+    assert spent(clinic) == 1
+
+
+def test_a_ledger_with_an_event_of_a_newer_fedspa_is_refused(clinic):
+    assert clinic.ledger is not None
+    with sqlite3.connect(clinic.ledger) as connection:
+        connection.execute("""INSERT INTO event (text) VALUES ('{"kind":"laplace"}')""")
+    assert refusal(clinic) == "ledger"
+
+
+def test_the_servers_run_config_decides_nothing(node):
+    """`run.ledger`, `run.policy`, noise and data of the server's config are for simulations."""
+    theirs = {"run.ledger": "/tmp/x", "run.policy": "/tmp/y", "privacy.noise": "seeded", "simulation": True}
+    mine = read_site(node, theirs)
+    assert not mine.simulated
+    assert str(mine.ledger) == node["ledger"]

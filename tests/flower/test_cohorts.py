@@ -439,3 +439,51 @@ def test_settings_that_do_not_go_with_sums(clinics, train, changes, said):
     with pytest.raises(ConfigError, match=said):
         train(clinics)
     assert not clinics.sent
+
+
+def test_what_is_no_message_is_dropped_and_its_sender_left_out(clinics, train, tmp_path):
+    clinics.fault = lambda node, question, answer: [
+        reply(question, payload=b"garbage") if node == 100 and question.metadata.group_id == "0" else answer()
+    ]
+    assert train(clinics)["dropped"] == {"payload-length": 1, "void-missing": 1}
+    assert rounds(tmp_path) == [0, 3, 4]
+
+
+def test_a_replay_of_an_older_round_is_no_message_of_this_one(clinics, train, tmp_path):
+    kept: list[bytes] = []
+
+    def replay(node, question, answer):
+        found = answer()
+        if node == 101 and question.metadata.message_type == "train":
+            kept.append(found.content["update"]["payload"])
+            if question.metadata.group_id == "1":
+                return [reply(question, payload=kept[0])]
+        return [found]
+
+    clinics.fault = replay
+    assert train(clinics)["dropped"] == {"payload-round": 1, "void-missing": 1}
+
+
+def test_someone_elses_message_leaves_masks_that_do_not_cancel(clinics, train):
+    kept: dict[str, bytes] = {}
+
+    def copy(node, question, answer):
+        found = answer()
+        if question.metadata.group_id == "1":
+            return [reply(question, payload=kept.setdefault("first", found.content["update"]["payload"]))]
+        return [found]
+
+    clinics.fault = copy
+    assert train(clinics)["dropped"] == {"void-check": 1}
+
+
+def test_a_simulation_that_died_with_secure_noise_is_a_new_attempt(simulation, train, tmp_path):
+    """Its nodes have no outbox: they would mask other numbers with the same keystreams."""
+    simulation.run_config |= SUMS | {"algorithm.batch": 360, "privacy.noise": "secure"}
+    die_in_round(simulation, 1, 2)
+    with pytest.raises(Killed):
+        train(simulation)
+    simulation.fault = honest
+    train(simulation, flower__resume=True)
+    lines = [json.loads(line) for line in (tmp_path / "run/asked.jsonl").read_text().splitlines()]
+    assert [(line["round"], line.get("attempt", 1)) for line in lines][:3] == [(0, 1), (1, 1), (1, 2)]

@@ -228,3 +228,17 @@ def test_both_epsilons_are_those_of_members(recovering, train):
     recovered = train(recovering, privacy__recovery=True, run__out=recovering.run_config["run.out"] + "-other")
     for key in ("epsilon", "epsilon_worst_case", "noise_multiplier"):
         assert recovered[key] == plain[key]
+
+
+def test_one_silent_member_no_longer_voids_rounds(recovering, train, tmp_path):
+    recovering.fault = silent(102, "upload")
+    summary = train(recovering)
+    assert rounds(tmp_path) == [3, 3, 3]  # left out of the second round
+    assert not any(key.startswith("void") for key in summary["dropped"])
+
+
+def test_a_simulation_on_flower_recovers_too(simulation, train, tmp_path):
+    simulation.run_config |= SUMS | RECOVERY | {"algorithm.batch": 360}
+    simulation.fault = silent(102, "upload")
+    assert train(simulation)["rounds"] == 3
+    assert rounds(tmp_path)[0] == 3

@@ -15,7 +15,7 @@ from flwr.common.config import flatten_dict, parse_config_args
 import fedspa
 from fedspa.agent.ledger.ledger import Ledger
 from fedspa.errors import ConfigError
-from fedspa.flower import start, terms
+from fedspa.flower import terms
 from fedspa.flower.settings import AS_TEXT, check_deployable, read_config
 from fedspa.mechanisms.gaussian.plan import GaussianEvent
 from fedspa.privacy import accounting
@@ -174,10 +174,3 @@ def test_other_coordinates_are_another_edition():
     chosen = active_coordinates(bytes(range(16)), 10_000, 100)
     digest = hashlib.sha256(chosen.astype("<i8").tobytes()).hexdigest()[:16]
     assert (checkpoint.MASK, digest) == (1, "26a3335ba39341f8")
-
-
-def test_a_misspelt_key_is_named_before_the_server_is_asked(tmp_path: Path) -> None:
-    """Flower ends such a run at the server, with nothing on the screen of the person who started it."""
-    (tmp_path / "pyproject.toml").write_text("[tool.flwr.app.config]\nprivacy.epsilon = 1.0\n")
-    with pytest.raises(ConfigError, match=r"privacy\.epsilom is no key of .*did you mean 'privacy\.epsilon'"):
-        start.train(types.SimpleNamespace(runs=tmp_path), tmp_path, "privacy.epsilom=2", None, lambda folder: None)

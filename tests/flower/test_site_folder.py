@@ -243,3 +243,17 @@ def test_the_superlink_gets_what_the_folder_says(server):
     assert (flags.host, flags.port, flags.enable_supernode_auth) == ("0.0.0.0", 8443, True)
     assert flags.ssl_keyfile == str(server / "server.key")
     assert flags.database == str(server / "superlink.db")
+
+
+@pytest.mark.parametrize(
+    ("given", "fault"),
+    [
+        ("privacy.epsilom=2", "privacy.epsilom is no key .*did you mean 'privacy.epsilon'"),
+        ("privacy.epsilon=2 federation.round=3", "federation.round is no key .*did you mean 'federation.rounds'"),
+        ("rounds=3", "rounds is no key"),
+    ],
+)
+def test_a_key_that_the_app_lacks_is_named(server, tmp_path, given, fault):
+    called("new", "--flower", tmp_path / "app")
+    with pytest.raises(ConfigError, match=fault):
+        start.train(folders.read_server_folder(server), tmp_path / "app", given, None, lambda _: None)

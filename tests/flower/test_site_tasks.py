@@ -307,3 +307,14 @@ def test_a_site_with_another_body_refuses_before_it_pays(deployment, train) -> N
     assert set(summary["dropped"]) == {"refused-terms"}
     with Ledger.open(Path(first["ledger"]), create=False) as ledger:
         assert ledger.spent(first["agent"]) == {}
+
+
+def test_persons_are_protected_where_a_site_says_whose_its_records_are(federation, train) -> None:
+    run = {"data.name": "stories:held_visits", "data.person": "patient"}
+    grid = federation(
+        run, policy='unit = "person"\n', data="stories:visits_of_labels", classes=2, **{"person-records": 4}
+    )
+    summary = train(grid)
+    assert summary["dropped"] == {}
+    assert summary["unit"] == "person"
+    assert {event.unit for event in events(grid)} == {"person"}

@@ -13,6 +13,7 @@ from flwr.app import ConfigRecord, Error, Message, MetricRecord, RecordDict
 
 import fedspa
 from fedspa.agent.ledger.ledger import Ledger
+from fedspa.errors import LedgerError
 from fedspa.flower.nodes import PollingGrid, RequestLog
 from fedspa.flower.server_app import serve
 from fedspa.flower.settings import read_config
@@ -446,3 +447,22 @@ def test_simulated_agents_pay_before_they_train(simulation, train, tmp_path, mon
     assert [count for code, count in summary["dropped"].items() if code.startswith("refused-")] == [4]
     with Ledger.open(path, create=False) as ledger:
         assert [sum(ledger.spent(f"agent-{number}").values()) for number in range(4)] == [1] * 4
+
+
+def test_someone_elses_update_is_dropped(simulation, train):
+    first: dict[str, bytes] = {}
+
+    def copy(node: int, question: Message, answer: Any) -> list[Message]:
+        honest = answer()
+        mine = honest.content["update"]["payload"]
+        return [reply(question, payload=first.setdefault(question.metadata.group_id, mine))]
+
+    simulation.fault = copy
+    summary = train(simulation)
+    assert summary["dropped"] == {"payload-seed": 6}  # of three agents in three rounds, one a round is honest
+
+
+def test_a_ledger_that_cannot_be_opened_is_known_before_anyone_trains(simulation, train, tmp_path):
+    with pytest.raises(LedgerError, match="does not exist"):
+        train(simulation, run__ledger=str(tmp_path / "absent/shared.sqlite"))
+    assert not simulation.sent

@@ -236,3 +236,11 @@ def test_a_stock_numpy_client(path: Path, guarded: Callable[..., Guard]) -> None
     for kind in ("evaluate", "get_parameters", "get_properties"):
         assert refusal(app(asked(kind), at())) == "not-paid"
     assert len(export(path)["entries"]) == 1
+
+
+def test_an_evaluation_can_be_paid_for(path: Path, guarded: Callable[..., Guard]) -> None:
+    count = GaussianEvent("poisson", 1, 1, 1, 20.0)
+    site = Site(evaluate=count, guard=lambda context: guarded())
+    reply = site.app(asked("evaluate"), at())
+    assert dict(reply.content.metric_records["metrics"]) == {"accuracy": 0.9}
+    assert [entry["event"]["noise_multiplier"] for entry in export(path)["entries"]] == [20.0]

@@ -16,11 +16,12 @@ from fedspa.engine import EngineName
 from fedspa.engine.choose import EngineRequest, choose
 from fedspa.engine.local import engine_rows
 from fedspa.errors import ConfigError
-from fedspa.examples import Examples
+from fedspa.examples import Examples, Tree
+from fedspa.flower.trainer import trainer_for
 from fedspa.learning import models
 from fedspa.learning.agreement import Disagreement, require_agreement, synthetic_examples
 from fedspa.learning.flat import FlatModel
-from fedspa.learning.tasks import Classification
+from fedspa.learning.tasks import Classification, CustomLoss, PerPerson
 
 LIKE = Examples(torch.zeros(1, 4), torch.zeros(1, dtype=torch.int64))
 TASK = Classification(3)
@@ -189,3 +190,25 @@ def test_fast_engines_are_compared(name: str, engine: EngineName) -> None:
     with pytest.raises(Disagreement) as refused:
         require_agreement(model, examples, wrong)
     assert refused.value.parameters == model.names[1:2]
+
+
+def test_a_loss_of_its_own_is_not_blamed_for_parameters_that_no_engine_reaches() -> None:
+    def squares(module: nn.Module, example: Tree) -> Tensor:
+        assert isinstance(example, tuple)
+        found: Tensor = module(example[0])
+        return found.square().mean()
+
+    with pytest.raises(ConfigError, match=r"'w'.*otherwise than by their registration"):
+        choose(EngineRequest("auto", made(AllInDict), LIKE, "cpu", 1, exact=False, task=CustomLoss(squares)))
+
+
+def site_model() -> nn.Module:
+    return Net(closure)
+
+
+def test_at_a_site_and_for_persons() -> None:
+    with pytest.raises(ConfigError, match=r"'first\.weight'"):
+        trainer_for(f"{__name__}:site_model", LIKE, TASK, None, "auto", 1, exact=False)
+    person = Examples({"records": LIKE.x.unsqueeze(1), "count": torch.ones(1, dtype=torch.int64)}, LIKE.y[None])
+    with pytest.raises(ConfigError, match=r"'first\.weight'"):
+        choose(EngineRequest("auto", Net(closure), person, "cpu", 1, exact=False, task=PerPerson(TASK)))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 import random
+import threading
 import warnings
 from collections import OrderedDict
 from collections.abc import Callable
@@ -368,3 +369,40 @@ def test_what_is_no_module_is_refused(given: object, why: str) -> None:
         with pytest.raises(ConfigError) as refused:
             ask(given)  # type: ignore[operator]
         assert why in str(refused.value)
+
+
+def test_all_are_listed_and_the_first_is_refused_with_their_number() -> None:
+    module = nn.Sequential(nn.Conv2d(1, 8, 3), Residual(8), Residual(8), nn.Flatten(), nn.Linear(288, 4), Counting())
+    assert found(module) == [("1.bn1", "BatchNorm2d", True), ("2.bn1", "BatchNorm2d", True)]
+    with_state = [*found(module), ("5", "Counting", True)]
+    assert found(module, torch.rand(2, 1, 8, 8)) == with_state
+    with pytest.raises(ConfigError, match=r"layer '1\.bn1' \(BatchNorm2d\).*\(1 more: fedspa\.check\(module\) lists"):
+        check_layers(module)
+
+
+def test_a_module_that_does_not_take_the_example_is_a_problem() -> None:
+    [problem] = fedspa.check(nn.Linear(4, 3), torch.rand(2, 5))
+    assert "has no gradient for an example made like (5,)" in problem.why
+    assert "RuntimeError" in problem.why
+
+
+def test_a_module_that_cannot_be_copied_is_listed() -> None:
+    class Locked(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer, self.lock = nn.Linear(4, 2), threading.Lock()
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.layer(x)  # type: ignore[no-any-return]
+
+    [problem] = fedspa.check(Locked(), torch.rand(2, 4))
+    assert "cannot be copied" in problem.why
+    assert "lock" in problem.why
+
+
+def test_a_module_that_has_no_eval_mode_is_refused_in_one_line() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        exported = torch.export.export(net(), (X,)).module()
+        with pytest.raises(ConfigError, match="the module cannot be switched to eval mode"):
+            fedspa.run({"privacy": {"epsilon": 8.0}}, module=exported)

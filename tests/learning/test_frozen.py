@@ -11,10 +11,11 @@ from torch import Tensor, nn
 
 from fedspa.engine import native
 from fedspa.examples import Examples, Tree, count, leaves, zero_examples
+from fedspa.learning import backbone
 from fedspa.learning.backbone import Split, split
 from fedspa.learning.flat import FlatModel
 from fedspa.learning.forward import evaluating
-from fedspa.learning.tasks import Classification, Task
+from fedspa.learning.tasks import Classification, CustomLoss, Task
 
 CLASSES = 3
 
@@ -177,3 +178,41 @@ class TestTransformers:
         made = found_split(module, texts())
         require_equal(module, made, texts())
         assert not any("layer.0." in name for name, _ in made.head.named_parameters())
+
+
+def test_dropout_in_front_leaves_nothing_and_says_why() -> None:
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Dropout(0.1), frozen(nn.Linear(16, 32)), nn.ReLU(), nn.Linear(32, 3))
+    why = found(module, rows())
+    assert isinstance(why, str)
+    assert "draws random numbers" in why
+    assert isinstance(found(module.eval(), rows()), Split)
+
+
+def test_all_frozen_but_biases() -> None:
+    module = nn.Sequential(nn.Linear(16, 8), nn.ReLU(), nn.Linear(8, 3))
+    for name, parameter in module.named_parameters():
+        parameter.requires_grad_(name.endswith("bias"))
+    assert "nothing comes before" in str(found(module, rows()))
+
+
+def test_features_that_are_too_large(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(backbone, "_MOST_BYTES", 1000)
+    module = nn.Sequential(nn.Upsample(scale_factor=9), frozen(nn.Conv2d(1, 1, 1)), nn.Conv2d(1, 3, 1), nn.Flatten())
+    assert "bytes of a record" in str(found(module, torch.zeros(2, 1, 4, 4)))
+
+
+def test_hooks_and_tasks_of_ones_own() -> None:
+    assert "calls the module itself" in str(found(chain(), images(), CustomLoss(lambda module, example: module)))
+    module = chain()
+    module[0].register_forward_hook(lambda layer, given, made: made * 2)
+    assert "hooks" in str(found(module, images()))
+
+
+@pytest.mark.parametrize(("inner", "split_"), [(4, False), (512, True)], ids=["little work", "much work"])
+def test_wide_features_must_save_work(inner: int, split_: bool) -> None:
+    """Of 8,192 features a record of 4 bytes each: a narrow body makes them sooner than they are moved."""
+    body = nn.Sequential(nn.Linear(16, inner), nn.Tanh(), nn.Linear(inner, 8192), nn.Tanh())
+    module = nn.Sequential(body.requires_grad_(False), nn.Linear(8192, CLASSES))
+    made = found(module, rows())
+    assert isinstance(made, Split) if split_ else "computed faster than moved" in str(made)

@@ -7,14 +7,22 @@ from pathlib import Path
 
 import pytest
 import torch
-from frozen_nets import TwoInputs, chain, frozen, seeded
+from frozen_nets import TwoInputs, chain, drawn, frozen, seeded
 from torch import nn
 
 from fedspa.errors import ConfigError
-from fedspa.learning.flat import NUMBERS, alike, sketch
-from fedspa.learning.models import NAMES, build
+from fedspa.examples import blank
+from fedspa.learning.flat import NUMBERS, FlatModel, alike, sketch
+from fedspa.learning.models import NAMES, build, require_fit
+from fedspa.learning.tasks import Classification
 
 MNIST, CIFAR, DIGITS = (1, 28, 28), (3, 32, 32), (1, 8, 8)
+
+
+def fitting(name: str) -> nn.Module:
+    model = build(name, DIGITS, 10, 0)
+    require_fit(FlatModel(model, Classification(10)), blank(DIGITS), f"model.name = {name!r}")
+    return model
 
 
 def size(model: nn.Module) -> int:
@@ -146,3 +154,41 @@ def test_the_signs_are_those_of_every_machine() -> None:
     unit = float(torch.tensor(1e4, dtype=torch.float64).asinh())
     assert norm == pytest.approx(unit * (2**18 + 7) ** 0.5)
     assert [round(each / unit) for each in sums] == [-329, 137, -447, -375]
+
+
+def test_an_unknown_name_lists_the_known() -> None:
+    with pytest.raises(ConfigError, match=r"model\.name = 'resnet'.*mnist-cnn.*mlp.*package\.module:function"):
+        build("resnet", MNIST, 10, 0)
+
+
+def test_the_probe_leaves_no_trace(users: str) -> None:
+    model = build(f"{users}:Normed", DIGITS, 10, 0)
+    assert model.training
+    assert int(model.layers[1].num_batches_tracked) == 0
+
+
+@pytest.mark.parametrize(
+    ("function", "said"),
+    [
+        ("three", r"must take \(input_shape, classes\) or no arguments"),
+        ("frozen", "no trainable parameters"),
+        ("narrow", r"\(batch, 10\).*gave \(3, 9\)"),
+        ("misfit", r"cannot take the data's records, of shape \(1, 8, 8\)"),
+        ("fails", r"failed in its own code \(RuntimeError: no, at fedspa_users_model\.py:\d+\)"),
+        ("text", "returned a str"),
+        ("named", "returns a str"),
+    ],
+)
+def test_what_a_user_may_get_wrong(users: str, function: str, said: str) -> None:
+    with pytest.raises(ConfigError, match=said) as caught:
+        fitting(f"{users}:{function}")
+    assert str(caught.value).startswith(f"model.name = '{users}:{function}'")
+    assert "\n" not in str(caught.value)
+
+
+def test_another_draw_is_another_body() -> None:
+    made = []
+    for seed in range(4):
+        seeded(seed)
+        made.append(sketch(drawn()))
+    assert not any(alike(a, b) for i, a in enumerate(made) for b in made[:i])

@@ -3,6 +3,7 @@ for examples that no record is like."""
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,14 +15,23 @@ from torch import Tensor, nn
 
 import fedspa
 from fedspa.engine.choose import EngineRequest, choose
-from fedspa.errors import ConfigError
-from fedspa.examples import Examples
-from fedspa.learning.agreement import is_large, synthetic_examples
-from fedspa.learning.tasks import Classification
+from fedspa.errors import ConfigError, RunWarning
+from fedspa.examples import Examples, leaves
+from fedspa.learning.agreement import synthetic_examples
+from fedspa.learning.flat import FlatModel
+from fedspa.learning.forward import is_large
+from fedspa.learning.models import require_fit
+from fedspa.learning.tasks import Binary, Classification, Regression, Task, TokenClassification
 
 WORDS, LENGTH = 50, 6
 SPEC = Examples(torch.zeros(1, LENGTH, dtype=torch.int64), torch.zeros(1, dtype=torch.int64))
 TASK = Classification(3)
+
+
+def ending(last: nn.Module, width: int) -> nn.Module:
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(0)
+        return nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, width), last)
 
 
 class Words(nn.Module):
@@ -214,4 +224,57 @@ def test_only_a_module_with_millions_of_parameters_is_given_fewer_examples() -> 
     large.register_module("unused", frozen)
     every, few = (synthetic_examples(like, module) for module in (usual, large))
     assert (len(every), len(few)) == (7 + 4, 3)
+    assert len(synthetic_examples(like, large, every=True)) == 7 + 4
     assert (is_large(usual), is_large(large)) == (False, True)
+
+
+def test_integers_cover_the_vocabulary_of_each_leaf() -> None:
+    class Two(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.words, self.kinds, self.last = nn.Embedding(WORDS, 4), nn.Embedding(5, 4), nn.Linear(4, 3)
+
+        def forward(self, words: Tensor, kinds: Tensor, mask: Tensor) -> Tensor:
+            found = (self.words(words) + self.kinds(kinds)) * mask.unsqueeze(-1)
+            return self.last(found.sum(1) / mask.sum(1, keepdim=True))  # type: ignore[no-any-return]
+
+    x = {name: torch.zeros(1, 40, dtype=torch.int64) for name in ("words", "kinds", "mask")}
+    made = [each.x for each in synthetic_examples(Examples(x, SPEC.y), Two(), TASK)[:7]]
+    highest = {name: max(int(each[name].max()) for each in made if isinstance(each, dict)) for name in x}  # type: ignore[arg-type, union-attr]
+    assert highest == {"words": WORDS - 1, "kinds": 4, "mask": 1}
+    assert all(bool(leaf.any()) for leaf in leaves(made[0]))
+    assert all(isinstance(each, dict) and bool(each["mask"].any()) for each in made)  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(
+    ("module", "task", "warned"),
+    [
+        (ending(nn.Sigmoid(), 1), Binary(1), True),
+        (ending(nn.Softmax(-1), 3), Classification(3), True),
+        (ending(nn.Identity(), 1), Binary(1), False),
+        (ending(nn.LogSoftmax(-1), 3), Classification(3), False),
+        (ending(nn.ReLU(), 1), Binary(1), False),
+        (ending(nn.Sigmoid(), 1), Regression(1), False),
+    ],
+)
+def test_probabilities_where_the_task_takes_logits(module: nn.Module, task: Task, warned: bool) -> None:
+    example_spec = Examples(torch.zeros(1, 4), torch.zeros(1, 1) if not isinstance(task, Classification) else SPEC.y)
+    with warnings.catch_warnings(record=True) as heard:
+        warnings.simplefilter("always")
+        require_fit(FlatModel(module, task), example_spec, "the module")
+    said = [str(each.message) for each in heard if issubclass(each.category, RunWarning)]
+    assert [f"task {task.name!r} takes logits" in text for text in said] == [True] * warned
+
+
+def test_one_record_by_itself_is_asked_for_before_a_run() -> None:
+    class Tagger(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.words = nn.Embedding(WORDS, 4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.words(x).squeeze()  # type: ignore[no-any-return]
+
+    example_spec = Examples(SPEC.x, SPEC.x)
+    with pytest.raises(ConfigError, match=r"the module cannot take one record by itself.*\.squeeze\(\)"):
+        require_fit(FlatModel(Tagger(), TokenClassification()), example_spec, "the module")

@@ -16,7 +16,7 @@ from fedspa.engine import native
 from fedspa.engine.choose import EngineRequest, choose
 from fedspa.engine.per_example import PerExampleEngine
 from fedspa.errors import ConfigError
-from fedspa.examples import blank
+from fedspa.examples import Examples, blank
 from fedspa.learning.flat import FlatModel
 from fedspa.learning.validate import try_gradients
 
@@ -175,3 +175,20 @@ def test_a_model_with_hooks_is_run_as_it_is(where: str, kind: str) -> None:
     if kind != "backward":
         theta = FlatModel(module).flatten()
         assert not torch.allclose(FlatModel(module).outputs(theta, torch.ones(1, 4)), plain)
+
+
+def test_a_given_example_is_tried_where_no_synthetic_one_has_a_gradient() -> None:
+    class Ended(nn.Module):
+        """Takes the features of the one token 7, as some models take those of the end of a text."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.words, self.head = nn.Embedding(9, 5), nn.Linear(5, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.head(self.words(x)[x == 7].view(len(x), 5))  # type: ignore[no-any-return]
+
+    example_spec = Examples(torch.tensor([[3, 7, 1, 0]]), torch.tensor([0]))
+    assert not try_gradients(Ended(), example_spec)
+    with pytest.raises(ConfigError, match=r"has no gradient for an example made like \(4,\)"):
+        try_gradients(Ended(), Examples(example_spec.x * 0, example_spec.y))

@@ -19,7 +19,7 @@ from fedspa.engine.per_example import PerExampleEngine
 from fedspa.engine.traced import TracedEngine
 from fedspa.errors import ConfigError, MixingWarning
 from fedspa.examples import Examples, Tree, taken
-from fedspa.learning import agreement
+from fedspa.learning import forward
 from fedspa.learning.flat import FlatModel
 
 ENGINES: list[EngineName] = ["generic", "reference"]
@@ -92,7 +92,7 @@ def test_what_keeps_or_shares_is_refused_with_its_layer_and_a_fix(
     name: str, large: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if large:  # three synthetic examples then
-        monkeypatch.setattr(agreement, "_LARGE_MODULE", 0)
+        monkeypatch.setattr(forward, "_LARGE_MODULE", 0)
     for engine in ("generic", "traced"):
         with pytest.raises(ConfigError, match=r"the module('s layer '[\w.]+'| itself) \(\w+\) .+; .+"):
             chosen(engine, name)  # type: ignore[arg-type]
@@ -128,7 +128,7 @@ def test_what_mixes_by_hand_is_run_one_by_one_and_named_in_a_warning(
     name: str, engine: EngineName, large: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if large:
-        monkeypatch.setattr(agreement, "_LARGE_MODULE", 0)
+        monkeypatch.setattr(forward, "_LARGE_MODULE", 0)
     with pytest.warns(MixingWarning, match=r"^the module('s layer|\s).*trains otherwise than it evaluates"):
         runs = chosen(engine, name)
     assert runs.separates_records

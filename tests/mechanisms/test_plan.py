@@ -35,6 +35,9 @@ from fedspa.randomness.streams import Stream
 PLAN = GAUSSIAN_PLAN
 
 
+KEYS = [("poisson", "add-remove", "pld"), ("poisson", "replace-one", "pld"), ("fixed", "replace-one", "pld")]
+
+
 @pytest.mark.parametrize(
     ("clip", "neighbours", "expected"),
     [
@@ -320,3 +323,25 @@ def test_the_end_of_the_noise_does_not_decide_how_much_of_it_is_taken(
         for each in (noise, 0.99 * noise)
     )
     assert 0.99 < own <= 1.0 < less < 1.03
+
+
+@pytest.mark.parametrize("epsilon", [0.0, -1.0, float("nan"), float("inf")])
+def test_epsilon_must_make_sense(epsilon: float) -> None:
+    with pytest.raises(PrivacyError, match="epsilon"):
+        noise_multiplier(epsilon, 1e-3, **POISSON_PLD, **MNIST)
+
+
+def test_the_table_of_noise_for_an_epsilon() -> None:
+    table = compare(epsilon=1.0, **TABLE)
+    assert [(row.sampling, row.neighbours, row.accountant) for row in table] == KEYS
+    assert [row.noise for row in table] == pytest.approx([1.83, 3.33, 4.12], rel=0.01)
+    assert all(0.99 < row.epsilon <= 1.0 for row in table)
+
+
+def test_the_table_of_epsilon_at_a_noise() -> None:
+    table = compare(noise=9.291, **TABLE)
+    assert [(row.sampling, row.neighbours, row.accountant) for row in table] == KEYS
+    assert {row.noise for row in table} == {9.291}
+    poisson, replaced, fixed = (row.epsilon for row in table)
+    assert fixed == pytest.approx(0.33, rel=0.02)  # what the paper's noise gives
+    assert fixed > replaced > poisson

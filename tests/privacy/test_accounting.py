@@ -269,3 +269,12 @@ def test_two_kinds_together_cost_no_less_than_their_exact_law(
     stated = epsilon({ROUNDED: 1, event: 1}, delta, neighbours="replace-one")
     spent = exact_delta([rounded(ROUNDED), laws], stated)
     assert 0.9 * delta < spent <= delta * (1 + 1e-6)  # sound, and tight enough for a slip to show
+
+
+def test_other_arguments_must_make_sense() -> None:
+    event = GaussianEvent("poisson", 10, 600, 300, 1.0)
+    for count in (-1, 10**15 + 1):
+        with pytest.raises(PrivacyError, match=f"participations is {count}; it must lie between 0 and 1e\\+15"):
+            epsilon({event: count}, 1e-5, neighbours="add-remove")
+    with pytest.raises(PrivacyError, match="add-remove, replace-one"):
+        epsilon({event: 1}, 1e-5, neighbours="zero-out")  # type: ignore[arg-type]

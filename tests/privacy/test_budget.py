@@ -300,3 +300,15 @@ def test_a_kind_that_forgets_its_worst_case_has_no_cost() -> None:
 
     with pytest.raises(PrivacyError, match="Forgetful"):
         Forgetful("fixed", 10, 600, 1, 40.0).worst_case()
+
+
+@pytest.mark.parametrize(
+    "worst",
+    [
+        0.0,
+        math.nan,
+    ],
+)
+def test_a_worst_case_is_positive_and_finite(worst: float) -> None:
+    with pytest.raises(PrivacyError, match="the budget's worst_case"):
+        PrivacyBudget(1.0, 1e-3, "add-remove", worst)

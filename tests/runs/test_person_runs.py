@@ -10,11 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 import small_records
-from small_runs import ALGORITHMS, small
+from small_runs import ALGORITHMS, WIDE_POLICY, small
 
 import fedspa
 from fedspa.agent.ledger.ledger import Ledger
 from fedspa.agent.ledger.report import verify
+from fedspa.agent.policy import PolicyRefusal
 from fedspa.data.adapters import from_arrays
 from fedspa.data.dataset import Dataset
 from fedspa.errors import ConfigError, FedspaError, LedgerError
@@ -26,6 +27,9 @@ from fedspa.runs.guarantee import statement
 from fedspa.runs.setup import Simulated, prepare, trained_on
 
 VISITS = {"data": {"name": "small_records:visits"}}
+
+
+POLICY = WIDE_POLICY + 'unit = "person"\n'
 
 
 def visits(out: Path, **sections: dict[str, Any]) -> dict[str, Any]:
@@ -131,3 +135,25 @@ def test_an_agent_may_be_one_persons_phone(tmp_path: Path) -> None:
     assert result.summary["epsilon_replace_one"] == pytest.approx(gaussian_epsilon(2 * 2**0.5 / 3, 1e-3), rel=1e-6)
     with pytest.raises(ConfigError, match=r"30 agents hold up to 1 persons each: it must be below 1/30"):
         fedspa.run(made | {"privacy": {"noise_multiplier": 3.0, "delta": 0.04}}, data=data)
+
+
+def test_an_agent_of_both_units_has_no_total(tmp_path: Path) -> None:
+    """Written by someone else's hands: what is stated of that agent is no ε."""
+    records, persons = (prepare(load(made)).plan for made in (small(tmp_path / "a"), visits(tmp_path / "b")))
+    assert records is not None
+    assert persons is not None
+    with Ledger.open(tmp_path / "ledger.sqlite") as ledger:
+        ledger.reserve("a", records.event, "run", "0")
+        ledger.require_unit = lambda events: None  # type: ignore[method-assign]
+        ledger.reserve("a", persons.event, "run", "1")
+        ledger.reserve("b", persons.event, "run", "1")
+        with pytest.raises(FedspaError, match="do not add up"):
+            ledger.total("a", 1e-3, "add-remove")
+
+
+def test_a_policy_may_ask_for_persons(tmp_path: Path) -> None:
+    (tmp_path / "policy.toml").write_text(POLICY)
+    asked = {"policy": str(tmp_path / "policy.toml")}
+    with pytest.raises(PolicyRefusal, match="each record is protected, this policy asks for each person"):
+        simulate(small(tmp_path / "records", run=asked))
+    assert simulate(visits(tmp_path / "persons", run=asked)).summary["unit"] == "person"

@@ -190,3 +190,17 @@ def test_ledger_show_lists_the_runs(tmp_path: Path) -> None:
     assert "3 rounds by 3 agents" in lines[1]
     shows = CliRunner().invoke(app, ["ledger", "show", str(first.folder), "--json"], catch_exceptions=False)
     assert [run["participations"] for run in json.loads(shows.output)["runs"]] == [6, 3]
+
+
+def test_search_and_run_add_up(tmp_path: Path) -> None:
+    values = {
+        "federation": {"agents": 3, "per_round": 3, "rounds": 4},
+        "algorithm": {"batch": 20, "local_steps": 2},
+        "privacy": {"delta": 1e-4},
+        "run": {"out": str(tmp_path / "tuned")},
+    }
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        tuned = fedspa.tune(values, epsilon=2.0, proxy=False, data=records()).summary
+    found = trained(tmp_path / "after", records()).summary
+    assert found["epsilon_total"] > max(tuned["epsilon"], found["epsilon"])

@@ -24,10 +24,11 @@ from fedspa.privacy.accounting import epsilon
 from fedspa.runs.config import load
 from fedspa.runs.guarantee import describe_guarantee, statement
 from fedspa.runs.local import LocalTransport
-from fedspa.runs.loop import run_round
+from fedspa.runs.loop import TOGETHER, run_round
 from fedspa.runs.run_ledger import RunLedger
 from fedspa.runs.setup import prepare
 from fedspa.server.coordinator import Coordinator
+from fedspa.wire.payload import HEADER_BYTES
 
 SMALL: dict[str, dict[str, Any]] = {
     "federation": {"agents": 6, "rounds": 4, "per_round": 3},
@@ -198,3 +199,21 @@ def test_seeded_noise_may_be_too_small_for_one_relation_or_for_any(tmp_path: Pat
     settings = {"privacy": {**full, "noise_multiplier": 0.01, "noise": "secure"}, "algorithm": {"batch": 240}}
     with pytest.raises(PrivacyError, match="no accountant gives a finite ε"):
         fedspa.run(small(tmp_path, run={"out": str(tmp_path / "secure")}, **settings))
+
+
+@pytest.mark.parametrize(
+    ("engine", "sampling", "noted"),
+    [("traced", "poisson", True), ("traced", "fixed", False), ("generic", "poisson", False)],
+)
+def test_records_that_were_taken_together_are_told(tmp_path: Path, engine: str, sampling: str, noted: bool) -> None:
+    """Neighbours under Poisson sampling have another number of places, and with it other roundings."""
+    sections = {"federation": {"rounds": 1}, "privacy": {"sampling": sampling}, "run": {"engine": engine}}
+    assert (TOGETHER in fedspa.run(small(tmp_path, **sections)).summary["warnings"]) == noted
+
+
+def test_uplink_bytes_are_measured_on_payloads(tmp_path: Path) -> None:
+    dense = fedspa.run(small(tmp_path, run={"out": str(tmp_path / "dense")}, **FEDAVG)).summary
+    assert dense["payload_bytes"] == HEADER_BYTES + 4 * 650
+    assert dense["uplink_bytes"] == dense["payload_bytes"] * 2  # 12 uploads of 6 agents
+    sparse = fedspa.run(small(tmp_path, run={"out": str(tmp_path / "sparse")})).summary
+    assert sparse["payload_bytes"] < HEADER_BYTES + 130 / 2  # 130 values at under 4 bits

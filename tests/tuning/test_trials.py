@@ -23,6 +23,7 @@ import fedspa
 from fedspa.agent.ledger.ledger import Ledger
 from fedspa.agent.ledger.report import export
 from fedspa.errors import ConfigError
+from fedspa.privacy.accounting import epsilon as priced
 from fedspa.runs.halving import SEARCHED, Halving, Turn
 from fedspa.runs.rundir import Stopped, ledger_of
 from fedspa.server.coordinator import Diverged
@@ -293,3 +294,26 @@ def test_each_rung_is_followed_by_its_scores(candidates: int, spare: int, scorin
                 assert sorted(after.left) == sorted(sorted(before.left, key=lambda c: -stated[c])[: len(after.left)])
     if candidates > 1:
         assert halving.turn(scores, "loss").left == (halving.turn(scores, "loss").trial,)
+
+
+def test_a_second_search_on_the_same_records_adds_up_in_their_ledger(tmp_path: Path) -> None:
+    """And no cache or folder makes it free: the whole cost is above what either run states for itself."""
+    shared = {"ledger": str(tmp_path / "ledger.sqlite")}
+    first, second = (fedspa.run(searching(tmp_path / name, run=shared)).summary for name in ("first", "second"))
+    assert first["epsilon_total"] == pytest.approx(first["epsilon"])
+    assert second["epsilon"] == first["epsilon"]
+    both = Counter(entry["agent"] for entry in export(tmp_path / "ledger.sqlite")["entries"])
+    assert max(both.values()) == 2 * first["participations_max"]
+    # Twice the participations, chosen after releases: never less than as many that were fixed beforehand, by PLD.
+    with Ledger.open(tmp_path / "ledger.sqlite", create=False) as ledger:
+        busiest = max(both, key=lambda agent: both[agent])
+        events = ledger.spent(busiest)
+    assert second["epsilon_total"] > priced(events, first["delta"], neighbours="add-remove") > 1.2 * first["epsilon"]
+
+
+def test_each_line_of_the_metrics_has_the_clip_of_its_trial(tmp_path: Path) -> None:
+    candidates = [{"privacy.clip_value": 0.25}, {"privacy.clip_value": 4.0}]
+    result = fedspa.run(searching(tmp_path / "run", tuning={"candidates": candidates, "rounds": 4}))
+    clips = [metrics.clip_value for metrics in result.metrics]
+    assert set(clips) == {0.25, 4.0}
+    assert len(set(clips[4:])) == 1

@@ -35,6 +35,7 @@ from fedspa.learning.forward import (
     differentiable,
     generators_kept,
     in_float32,
+    is_large,
     one_example_a_time,
 )
 from fedspa.learning.tasks import Classification, PerPerson, Task
@@ -43,7 +44,6 @@ from fedspa.learning.tasks.base import OutputTask
 # Synthetic examples of the shapes and types of a record, to try a model where no private record may be looked at.
 
 _MADE, _GIVEN = 7, 4  # synthetic examples, and at most so many of those given
-_LARGE_MODULE = 2**24  # parameters, frozen ones too, from which on there are three: each costs several gradients
 _ANY = 2**16 - 1  # where a leaf takes this, it is no index
 _LARGE = 1000  # integers of a leaf that takes any
 _BYTE = 255
@@ -53,17 +53,19 @@ Largest = dict[str, int]
 _FOUND: WeakKeyDictionary[nn.Module, dict[tuple[str, ...], Largest]] = WeakKeyDictionary()
 
 
-def synthetic_examples(example_spec: Examples, module: nn.Module, task: Task | None = None) -> list[Examples]:
+def synthetic_examples(
+    example_spec: Examples, module: nn.Module, task: Task | None = None, *, every: bool = False
+) -> list[Examples]:
     """Return examples of the shapes and types of `example_spec`, then its own, each with a first dimension of 1.
 
     Floats have the same values in another order, larger and smaller, negative and very large ones, and whole numbers.
     None is constant, for models that divide by an example's own spread. Integers cover the range that the module
     accepts: the whole vocabulary of an Embedding, for example. The first example has few zeros. Where the range of its
     target is not known it has that of `example_spec`, which is valid whatever the task. A large module is given the
-    first, the very large one and the last only.
+    first, the very large one and the last only, unless `every` is asked for: each costs several gradients.
     """
     if isinstance(task, PerPerson):
-        return _synthetic_persons(example_spec, module, task)
+        return _synthetic_persons(example_spec, module, task, every)
     first = Examples(_row(example_spec.x, 0), _row(example_spec.y, 0))
     largest = _Probe(module, task, first).largest()
     words = max(_vocabularies(module), default=_BYTE + 1) - 1
@@ -76,21 +78,16 @@ def synthetic_examples(example_spec: Examples, module: nn.Module, task: Task | N
     ]
     given = range(min(_GIVEN, count(example_spec.x)))
     made += [Examples(_row(example_spec.x, n), _row(example_spec.y, n)) for n in given]
-    return [made[0], made[_HUGE], made[-1]] if is_large(module) else made
+    return [made[0], made[_HUGE], made[-1]] if is_large(module) and not every else made
 
 
-def is_large(module: nn.Module) -> bool:
-    """Return whether what tries a module is cut short, so that a large body is tried in minutes."""
-    return sum(parameter.numel() for parameter in module.parameters()) > _LARGE_MODULE
-
-
-def _synthetic_persons(example_spec: Examples, module: nn.Module, task: PerPerson) -> list[Examples]:
+def _synthetic_persons(example_spec: Examples, module: nn.Module, task: PerPerson, every: bool) -> list[Examples]:
     """Return persons of as many synthetic records as may count, of one, of two, and so on, each beginning with
     another record."""
     assert isinstance(example_spec.x, dict)
     slots = next(leaves(example_spec.y)).shape[1]
     spec = Examples(*(mapped(lambda leaf: leaf[:, 0], tree) for tree in (example_spec.x["records"], example_spec.y)))
-    records = synthetic_examples(spec, module, task.task)
+    records = synthetic_examples(spec, module, task.task, every=every)
     x, y = (joined([each[i] for each in records]) for i in range(2))
 
     def person(first: int) -> Examples:

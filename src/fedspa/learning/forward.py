@@ -154,16 +154,27 @@ def one_example_a_time() -> Iterator[None]:
 
 
 _LOW_PRECISION = torch.bfloat16, torch.float16
+_LARGE_MODULE = 2**24  # parameters, frozen ones too
+
+
+def is_large(module: nn.Module) -> bool:
+    """Return whether few gradients are tried of a module, so that a large body is tried in minutes."""
+    return sum(parameter.numel() for parameter in module.parameters()) > _LARGE_MODULE
 
 
 @contextmanager
 def in_float32(module: nn.Module | None = None) -> Iterator[None]:
     """Compute in float32 what operations would compute in bfloat16 or float16, and keep it so. Tensors that were there
-    before keep their types. On a CPU that is much faster. Given a module that holds no such parameter, nothing is
-    changed."""
-    if module is not None and not any(each.dtype in _LOW_PRECISION for each in module.parameters()):
-        yield
-        return
+    before keep their types. On a CPU that is much faster.
+
+    Given a module that is not large, or holds no such parameter, nothing is changed: a module may do something else in
+    another precision, and what is tried is to be what is trained.
+    """
+    if module is not None:
+        low = any(each.dtype in _LOW_PRECISION for each in module.parameters())
+        if not low or not is_large(module):
+            yield
+            return
     with _Convolutions(), _Operations():  # type: ignore[no-untyped-call]
         yield
 

@@ -13,7 +13,7 @@ import copy
 import random
 from collections import deque
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
@@ -28,7 +28,6 @@ from fedspa.learning.agreement import (
     SEED,
     Disagreement,
     close,
-    is_large,
     require_agreement,
     same_bits,
     synthetic_examples,
@@ -40,8 +39,10 @@ from fedspa.learning.forward import (
     evaluating,
     generators_kept,
     in_float32,
+    is_large,
     one_example_a_time,
     returned,
+    torch_threads,
 )
 from fedspa.learning.layers import Problem, Unsound, layer_problems, may_draw, plain_values, require_module
 from fedspa.learning.tasks import CustomLoss, OutputTask, PerPerson, Task
@@ -146,8 +147,8 @@ def try_scores(module: nn.Module, example_spec: Examples, task: Task | None = No
     """Raise a ConfigError for a module that keeps state, or draws from elsewhere, in eval mode, in which agents score.
     The examples are records."""
     repeat = _ScoreRepeat(module, task)
-    with generators_kept(), one_example_a_time():
-        examples = synthetic_examples(example_spec, module, task)
+    with generators_kept(), _forward_passes(module):
+        examples = synthetic_examples(example_spec, module, task, every=True)
         for problem in repeat.problems(examples) or repeat.failures(examples):
             raise ConfigError(f"in eval mode, in which agents score, {problem}")
 
@@ -155,17 +156,27 @@ def try_scores(module: nn.Module, example_spec: Examples, task: Task | None = No
 def failures(module: nn.Module, example_spec: Examples, task: Task | None = None) -> list[Problem]:
     """Find state that is left by passes that raise an error half-way, as for an unknown token. A trial of gradients
     must have found nothing."""
-    with generators_kept(), one_example_a_time():
-        return _Repeat(module, task).failures(synthetic_examples(example_spec, module, task))
+    repeat = _ForwardRepeat(module, task) if is_large(module) else _Repeat(module, task)
+    with generators_kept(), _forward_passes(module):
+        return repeat.failures(synthetic_examples(example_spec, module, task, every=True))
 
 
 def trial(module: nn.Module, example_spec: Examples, task: Task | None = None) -> Trial:
     """Run all checks of gradients, on copies and on a CPU, where the same example has the same gradient to the bit. On
-    a GPU sums are made in another order each time, which is no state."""
+    a GPU sums are made in another order each time, which is no state.
+
+    Of a large module few gradients are computed, in float32. State is then looked for in forward passes too, with every
+    synthetic example and in the module's own precision.
+    """
     with generators_kept(), one_example_a_time():
         repeat = _Repeat(module, task)
         examples = synthetic_examples(example_spec, module, task)
         found = repeat.problems(examples)
+    if not found and is_large(module):
+        with generators_kept(), _forward_passes(module):
+            examples = synthetic_examples(example_spec, module, task, every=True)
+            found = _ForwardRepeat(module, task).problems(examples)
+    with generators_kept(), one_example_a_time():
         if not found:  # a module that keeps nothing can be tried itself
             found = list(_disagreements(module, task, examples))
         elif repeat.no_gradient:  # plain autograd may have one, of parameters that θ does not reach
@@ -173,6 +184,14 @@ def trial(module: nn.Module, example_spec: Examples, task: Task | None = None) -
         if not found and not isinstance(task, PerPerson):  # a person's records may mix: they are one example
             found = _mixing(module, examples)
         return Trial(found, repeat.draws)
+
+
+@contextmanager
+def _forward_passes(module: nn.Module) -> Iterator[None]:
+    """Set how torch computes forward passes of single examples. A large body has oneDNN, without which one in bfloat16
+    takes twenty times as long; the same pass has the same bits all the same."""
+    with torch_threads(1) if is_large(module) else one_example_a_time():
+        yield
 
 
 def _disagreements(module: nn.Module, task: Task | None, examples: list[Examples]) -> Iterator[Problem]:
@@ -274,7 +293,7 @@ class _Repeat:
         torch.default_generator.manual_seed(SEED)
         handle = model.module.get_submodule(layer).register_forward_hook(fail)
         try:
-            with suppress(Exception), in_float32(self._module):
+            with suppress(Exception), self._precision():
                 self._value(model, given, *_clones(example))
         finally:
             handle.remove()
@@ -299,7 +318,7 @@ class _Repeat:
         """An example's seed is for its forward pass: a backward pass may not draw."""
         both = torch.get_rng_state()
         torch.default_generator.manual_seed(SEED)
-        with in_float32(self._module):
+        with self._precision():
             model.mean_loss(theta.clone().requires_grad_(), *example)
         if not torch.equal(both, torch.get_rng_state()):
             self._add("", "draws random numbers in its backward pass", "draw them in the forward pass and keep them")
@@ -314,7 +333,7 @@ class _Repeat:
         """Compute the gradient with the same randomness each time: torch's own generator is then no state."""
         torch.default_generator.manual_seed(SEED)
         seeded, others, given = torch.get_rng_state(), _other_generators(), theta.clone()
-        with in_float32(self._module):
+        with self._precision():
             gradient = self._value(model, given, *_clones(example))
         self.draws |= not torch.equal(seeded, torch.get_rng_state())
         self._check_theta(model, given, theta)
@@ -328,6 +347,9 @@ class _Repeat:
                 fix = _NO_SPEC_AUGMENT if masks else _DRAW_FROM_TORCH
                 self._add("", f"draws from {which}, whose numbers all examples share", fix)
         return gradient
+
+    def _precision(self) -> AbstractContextManager[None]:
+        return in_float32(self._module)
 
     def _value(self, model: FlatModel, theta: Tensor, x: Tree, y: Tree) -> Tensor:
         return model.gradient(theta, x, y)
@@ -358,17 +380,30 @@ class _Repeat:
         return FlatModel(copied(self._module).to("cpu"), copy.deepcopy(self._task))
 
 
-class _ScoreRepeat(_Repeat):
-    """The same test of the outputs that scores are made of, in eval mode."""
+class _ForwardRepeat(_Repeat):
+    """The same test of outputs in place of gradients, in the module's own precision."""
 
     _of = "answer"
 
+    def _precision(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
     def _value(self, model: FlatModel, theta: Tensor, x: Tree, y: Tree) -> Tensor:
-        with evaluating(model.module), torch.no_grad():
-            return model.outputs(theta, x) if isinstance(model.task, OutputTask) else model.mean_loss(theta, x, y)
+        if not isinstance(model.task, OutputTask):  # a loss may ask for what has a gradient
+            return model.mean_loss(theta.requires_grad_(torch.is_grad_enabled()), x, y).detach()
+        with torch.no_grad():
+            return model.outputs(theta, x)
 
     def _check_backward(self, model: FlatModel, theta: Tensor, example: Examples) -> None:
         """There is no backward pass."""
+
+
+class _ScoreRepeat(_ForwardRepeat):
+    """The test of the outputs that scores are made of, in eval mode."""
+
+    def _value(self, model: FlatModel, theta: Tensor, x: Tree, y: Tree) -> Tensor:
+        with evaluating(model.module), torch.no_grad():
+            return super()._value(model, theta, x, y)
 
 
 class _Drawn(NamedTuple):

@@ -465,7 +465,7 @@ def measured(
         uplink_bytes=uplink_bytes,
         epsilon=None if plan is None or guarantee is None else finite(guarantee.epsilon_max(plan.neighbours)),
         private=not_private_because(plan, job.config.privacy.noise) is None,
-        clip_value=None if plan is None else plan.clip_value,
+        clip_value=None if server.job.plan is None else server.job.plan.clip_value,  # of the trial, where there is one
         scores=scores,
         epsilon_worst_case=None if guarantee is None else finite(guarantee.epsilon_worst_case()),
         trials=server.scores_by_agents,

@@ -171,3 +171,23 @@ def test_batch_coins_and_noise_come_from_streams_of_their_own(monkeypatch: pytes
     for key in (0, 1):
         list(CPSGD.respond(FlatModel(net()).flatten(), TERMS, [agent(key=key)], PerExampleEngine(net())))
     assert len(set(drawn)) == 6
+
+
+def test_records_among_those_of_others_make_the_same_answer() -> None:
+    terms = replace(TERMS, steps=replace(PLAN, batch=5, trials=50))
+    someone, other = agent(0), agent(1)
+    rows = torch.randperm(RECORDS, generator=torch.Generator().manual_seed(1)) + RECORDS
+    x, y = torch.cat([other.pool_x, someone.pool_x]), torch.cat([other.pool_y, someone.pool_y])
+    x[rows], y[rows] = someone.pool_x, someone.pool_y
+    assert torch.equal(sent(terms, someone), sent(terms, replace(someone, pool_x=x, pool_y=y, rows=rows)))
+
+
+@pytest.mark.skipif(library.library() is None, reason="the native engine was not built")
+def test_threads_change_no_bit_and_no_order() -> None:
+    module = net()
+    theta, agents = FlatModel(module).flatten(), [agent(number) for number in range(7)]
+    found = [list(CPSGD.respond(theta, TERMS, agents, NativeEngine(module, threads))) for threads in (1, 3)]
+    for one, other in zip(*found, strict=True):
+        assert isinstance(one, IntegerUpdate)
+        assert isinstance(other, IntegerUpdate)
+        assert np.array_equal(one.values, other.values)
