@@ -271,6 +271,19 @@ class TestRefused:
             connection.execute(statement)
         connection.close()
 
+    def test_truncated(self, path: Path) -> None:
+        self.altered(path)
+        path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+        with pytest.raises(LedgerError, match=r"damaged|cannot be relied on"):
+            Ledger.open(path)
+
+    def test_log_without_its_file(self, path: Path) -> None:
+        ledger = Ledger.open(path)
+        ledger.reserve("a", EVENT, "run", "0")
+        path.unlink()
+        self.refused(path, "a ledger was removed")
+        ledger.close()
+
 
 def fill(ledger: Ledger) -> None:
     for number in range(1000):

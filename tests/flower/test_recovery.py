@@ -4,6 +4,7 @@ site refuses."""
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,8 @@ import pytest
 import torch
 from flwr.app import ConfigRecord, Message, RecordDict
 
+from fedspa.agent import participate
+from fedspa.agent.ledger.ledger import Ledger
 from fedspa.errors import ConfigError, FedspaError
 from fedspa.secagg import recovery
 from fedspa.secagg.recovery import RecoverableSum
@@ -176,6 +179,47 @@ class TestExchange:
         (kept,) = (ledger.parent / "ledger.sqlite.outbox").glob("*.session")
         kept.write_text("{")
         assert asked("exclude", bytes([0b1101])) == {"refusal": "ledger"}
+
+    def test_one_set_of_survivors(self, asked):
+        three, other = bytes([0b1101]), bytes([0b0111])
+        first = asked("exclude", three)
+        assert len(first["answer"]) == 32
+        assert asked("exclude", three) == first
+        assert asked("exclude", other) == {"refusal": "aggregation"}
+        tags = asked("commit", three)
+        assert asked("commit", three) == tags
+        assert asked("commit", other) == {"refusal": "aggregation"}
+        assert asked("exclude", three) == first
+
+    def test_nothing_is_opened_without_tags(self, asked):
+        asked("exclude", bytes([0b1101]))
+        assert asked("open", bytes([0b1101]) + bytes(3 * 64)) == {"refusal": "aggregation"}
+
+    def test_after_a_newer_round_it_is_over(self, asked, train):
+        self.grid.fault = honest
+        train(self.grid, federation__rounds=1, run__out=str(Path(self.grid.run_config["run.out"]).with_name("new")))
+        assert "answer" in asked("exclude", bytes([0b1101]))  # another run's rounds are none of this one's
+        other = dict(self.question.content["recovery"])
+        ledger = Path(self.grid.nodes[self.node]["ledger"])
+        sent = participate.Outbox(ledger, "site-0").last(other["run"])
+        participate.Outbox(ledger, "site-0").put(other["run"], type(sent)(sent.round + 1, sent.payload))
+        assert asked("exclude", bytes([0b1101])) == {"refusal": "stale"}
+
+    def test_an_upload_that_is_not_the_released_one_answers_nothing(self, asked):
+        outbox = participate.Outbox(Path(self.grid.nodes[self.node]["ledger"]), "site-0")
+        run = dict(self.question.content["recovery"])["run"]
+        sent = outbox.last(run)
+        outbox.put(run, replace(sent, payload=sent.payload[:-1] + bytes([sent.payload[-1] ^ 1])))
+        assert outbox.last(run).place == sent.place
+        assert asked("exclude", bytes([0b1101])) == {"refusal": "stale"}
+
+    def test_a_ledger_that_does_not_know_the_upload_answers_nothing(self, asked):
+        ledger = Path(self.grid.nodes[self.node]["ledger"])
+        for path in ledger.parent.glob("ledger.sqlite*"):
+            if path.is_file():
+                path.unlink()
+        Ledger.open(ledger).close()
+        assert asked("exclude", bytes([0b1101])) == {"refusal": "stale"}
 
 
 def test_a_late_upload_is_dropped_and_never_opened(recovering, train, tmp_path, added):

@@ -17,6 +17,7 @@ from torch import Tensor
 
 import fedspa
 from fedspa.agent.ledger.ledger import Ledger
+from fedspa.agent.policy import PolicyRefusal
 from fedspa.algorithms import Agent
 from fedspa.errors import BudgetError, ConfigError, PrivacyError
 from fedspa.mechanisms.gaussian.plan import GaussianEvent
@@ -155,6 +156,12 @@ class TestGuard:
         with pytest.raises(BudgetError, match=r"left.*cap 1\.5"):
             fedspa.run(self.guarded(tmp_path, "second"))
         assert not (tmp_path / "second").exists()
+
+    def test_terms_laxer_than_the_policy_are_refused_by_code(self, tmp_path: Path) -> None:
+        with pytest.raises(PolicyRefusal) as caught:
+            fedspa.run(self.guarded(tmp_path, "run", algorithm={"local_steps": 11}))
+        assert caught.value.code == "too-many-steps"
+        assert not (tmp_path / "run").exists()
 
 
 def test_every_agent_trains_on_its_own_records(tmp_path: Path) -> None:

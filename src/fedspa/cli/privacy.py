@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any, TypedDict
@@ -9,15 +10,11 @@ from typing import TYPE_CHECKING, Annotated, Any, TypedDict
 import typer
 
 from fedspa.cli.screen import AsJson, print_json, show_facts, show_table
+from fedspa.configs import complete
 from fedspa.errors import ConfigError
 
 if TYPE_CHECKING:
     from fedspa.mechanisms.gaussian.plan import Comparison
-
-
-import json
-
-from fedspa.configs import complete
 
 
 class _Setting(TypedDict):
