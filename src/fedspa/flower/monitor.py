@@ -263,7 +263,7 @@ def as_json(private: Path | None) -> None:
 
 
 def convert(lines: BinaryIO, out: BinaryIO, private: BinaryIO | None) -> None:
-    """Convert lines until they end. Flower's own are not told from what a site's code prints: both are private."""
+    """Convert lines until they end. Flower's own lines and what a site's code prints are both private."""
     for line in lines:
         text = _COLOUR.sub("", line.decode("utf-8", "replace")).strip()
         if private is not None and not _OURS.fullmatch(text):

@@ -229,7 +229,7 @@ def verify(model: FlatModel, modes: Modes, like: Examples, rows: Rows) -> None:
 @contextmanager
 def _checked() -> Iterator[None]:
     """How a trace and its module are compared: draws keep everything, and numbers of a lower precision are computed in
-    float32. Their rounding depends on the number of examples, and a wrong trace could not be told from it."""
+    float32. Their rounding depends on the number of examples, and a wrong trace would look the same."""
     with in_float32(), _KeepAll():  # type: ignore[no-untyped-call]
         yield
 
