@@ -583,6 +583,7 @@ TABLES: dict[str, tuple[str, Callable[[], str]]] = {
     "zoo-reasons": ("docs/models.md", zoo_reasons),
     "scale": ("benchmarks/speed.md", scale),
     "peers": ("docs/engines.md", lambda: peers("peers")),
+    "peers-1000": ("docs/engines.md", lambda: peers("peers-1000")),
     "defaults": ("docs/tuning.md", lambda: defaults("defaults", "default", "sums")),
     "defaults-tuned": ("docs/tuning.md", lambda: defaults("defaults-tuned", "default", "tuned")),
     "statistics-adult": ("docs/statistics.md", statistics_of_adult),
